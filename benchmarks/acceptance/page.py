@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.acceptance.scores import with_interval
-from benchmarks.acceptance.task import STACKED, load_task, task_names
+from benchmarks.acceptance.task import STACKED, WAYS, load_task, task_names
 from murmur.doctor.machine import RESULTS
 from murmur.results import origin_text
 
@@ -25,7 +25,9 @@ def page(results: dict[str, Any]) -> str:
     lines = [f"# {results['test']}: {results['title']}", ""]
     built_ones = {k: e for k, e in results["entries"].items() if "date" in e}
     for entry in built_ones.values():
-        lines.append(f"- {entry['algorithm']}: `{entry['command']}`, {origin_text(entry)}")
+        lines.append(
+            f"- {entry['algorithm']}: `{entry['command']}`, {origin_text(entry)}{_begun(entry)}"
+        )
         lines += [
             f"- {entry['algorithm']} at {x['env_steps']:,} steps: `{x['origin']['command']}`, "
             f"{origin_text(x['origin'])}"
@@ -38,6 +40,13 @@ def page(results: dict[str, Any]) -> str:
     if missing:
         lines += ["", f"Not built: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
+
+
+def _begun(entry: dict[str, Any]) -> str:
+    """Name the commits of runs that were begun at another than the entry's."""
+    commits = {c for x in entry.get("lines", []) for c in x.get("trained_at", [])}
+    others = sorted(commits - {None, entry.get("commit")})
+    return f"; runs begun at {', '.join(others)}" if others else ""
 
 
 def _stacked_table(results: dict[str, Any]) -> list[str]:
@@ -70,7 +79,7 @@ def _score_table(results: dict[str, Any]) -> list[str]:
         "| each seed's mean | CPU-s a seed | |",
         "|---" * 10 + "|",
     ]
-    samples: list[str] = []
+    others: dict[str, list[str]] = {way: [] for way in WAYS}
     for name, entry in results["entries"].items():
         for x in entry.get("lines", []):
             assert anchor is not None  # there is one where there are lines
@@ -83,12 +92,14 @@ def _score_table(results: dict[str, Any]) -> list[str]:
                 f"{'unknown' if None in x['cpu_s'] else format(np.mean(x['cpu_s']), '.0f')} | "
                 f"{_verdict(x['passed'])} |"
             )
-            if drawn := x.get("sampled"):
-                each = ", ".join(f"{m:.4g}" for m in drawn["means"])
-                score = with_interval(drawn["score"], drawn["low"], drawn["high"])
-                samples.append(f"{name} after {x['env_steps']:,} steps {score} (seeds {each})")
-    if samples:
-        lines += ["", f"By actions drawn from the policy, not its likeliest: {'; '.join(samples)}."]
+            for way, found in others.items():
+                if other := x.get(way):
+                    each = ", ".join(f"{m:.4g}" for m in other["means"])
+                    score = with_interval(other["score"], other["low"], other["high"])
+                    found.append(f"{name} after {x['env_steps']:,} steps {score} (seeds {each})")
+    for way, found in others.items():
+        if found:
+            lines += ["", f"By {WAYS[way].text}: {'; '.join(found)}."]
     return lines
 
 

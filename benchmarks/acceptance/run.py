@@ -7,9 +7,9 @@ A test is a file configs/acceptance/<id>.yaml: an environment, how its score is 
 each algorithm its configuration and what it has to reach after how many environment steps. Each
 seed is trained by `murmur train` in the sync pipeline, so that the same seed gives the same run; at
 every goal the policy as it is then plays greedily, over gRPC, the same fixed episodes, and where a
-test asks for it by actions drawn from the policy, too, which decides nothing. A run that
-was interrupted is resumed, one that is complete is not repeated. `--long` continues to the goals
-that take an hour.
+test asks for it in other ways, too, which decide nothing. A run that was interrupted is resumed,
+one that is complete is not repeated, and each seed is saved as it ends. `--long` continues to the
+goals that take an hour.
 
 Everything is reported on one scale, S: the episode's rewards summed over steps and agents (where
 the published score is of a number of steps, with further episodes following); and
@@ -27,6 +27,8 @@ import argparse
 import json
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,15 @@ from benchmarks._stacked import stacked_against_loop
 from benchmarks._trainings import children_cpu_s, run_training
 from benchmarks.acceptance.page import list_tasks, overview, page, write
 from benchmarks.acceptance.scores import Floats, bootstrap_interval, interquartile_mean, scores
-from benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task, published
+from benchmarks.acceptance.task import (
+    STACKED,
+    WAYS,
+    Task,
+    built,
+    experiment,
+    load_task,
+    published,
+)
 from murmur.doctor.machine import RESULTS
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.results import provenance, require_clean_source
@@ -101,7 +111,8 @@ class Run:
             command += ["--resume"]
         else:
             self._asked.parent.mkdir(parents=True, exist_ok=True)
-            asked = self._config.model_dump(mode="json")
+            # All values, so that a run of before a default changed is not taken for one of after.
+            asked = resolved_data(self._config)
             self._asked.write_text(yaml.safe_dump(asked, sort_keys=False))
             command += [str(self._asked)]
         command += ["--run", str(path), "--set", f"run.max_env_steps={env_steps}"]
@@ -129,18 +140,22 @@ class Run:
     def _write_costs(self, costs: dict[int, Cost]) -> None:
         (self.folder.path / _COSTS).write_text(json.dumps(costs))
 
-    def evaluate(self, env_steps: int, test: Task, *, sampled: bool = False) -> list[float]:
+    def commit(self) -> str | None:
+        """Return the commit from which the run was started."""
+        return self.folder.read_json("command.json").get("commit")
+
+    def evaluate(self, env_steps: int, test: Task, way: str = "") -> list[float]:
         """Evaluate the policy, trained to exactly this goal; return S of each episode.
 
         Args:
             env_steps: environment steps of the goal.
             test: test with the episodes.
-            sampled: flag to draw actions from the policy; else the likeliest are taken.
+            way: another way to play, a key of WAYS; "": greedily, as a run of this test does.
 
         Raises:
             ConfigError: if those episodes are to be played and training has continued meanwhile.
         """
-        name = f"returns-{env_steps}{'-sampled' * sampled}.json"
+        name = f"returns-{env_steps}{way and '-' + way}.json"
         played = {
             "episodes": test.episodes,
             "first_seed": test.first_seed,
@@ -162,7 +177,7 @@ class Run:
                 test.episodes,
                 test.first_seed,
                 say=print,
-                overrides=[f"evaluation.sample={sampled}"],
+                overrides=["evaluation.sample=false", *([WAYS[way].override] if way else ())],
             )
             there = {"played": played, "S": scores(result, test.score.per_steps).tolist()}
             (self.folder.path / name).write_text(json.dumps(there))
@@ -181,41 +196,46 @@ def _written(config: ExperimentConfig) -> dict[str, Any]:
 
 def run_candidate(
     name: str, test: Task, algorithm: str, seeds: tuple[int, ...], long: bool
-) -> list[dict[str, Any]]:
-    """Train and evaluate all seeds at every goal of one algorithm; return a line for each goal."""
+) -> Iterator[list[dict[str, Any]]]:
+    """Train and evaluate seeds of one algorithm; after each yield a line for each goal.
+
+    Lines are of all seeds so far.
+    """
     candidate = test.algorithms[algorithm]
     goals = [g for g in candidate.goals if long or not g.long]
-    seen: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
-    drawn: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
-    costs: dict[int, list[Cost]] = {g.env_steps: [] for g in goals}
-    for seed in seeds:
+    seen: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
+    costs: dict[int, list[Cost]] = defaultdict(list)
+    commits: list[str | None] = []
+    for number, seed in enumerate(seeds, 1):
         run = Run(experiment(name, test, algorithm, seed))
         for goal in sorted(goals, key=lambda g: g.env_steps):
-            costs[goal.env_steps].append(run.train(goal.env_steps))
-            returns = run.evaluate(goal.env_steps, test)
-            seen[goal.env_steps].append(returns)
-            if candidate.sampled:
-                drawn[goal.env_steps].append(run.evaluate(goal.env_steps, test, sampled=True))
-            mean = np.mean(returns) / test.score.divisor
-            print(f"{name} {algorithm} seed {seed} at {goal.env_steps}: {mean:.3f}", flush=True)
-    lines = []
-    for goal in goals:
-        s = np.array(seen[goal.env_steps])
-        published = s / test.score.divisor
-        line = {
-            "env_steps": goal.env_steps,
-            "goal": goal.text(),
-            "passed": goal.passed(published),
-            "seeds": list(seeds),
-            **_scored(published),
-            "S": interquartile_mean(s),
-            "minutes": [c["minutes"] for c in costs[goal.env_steps]],
-            "cpu_s": [c["cpu_s"] for c in costs[goal.env_steps]],
-        }
-        if samples := drawn[goal.env_steps]:
-            line["sampled"] = _scored(np.array(samples) / test.score.divisor)
-        lines.append(line)
-    return lines
+            steps = goal.env_steps
+            costs[steps].append(run.train(steps))
+            for way in ("", *candidate.also):
+                seen[steps, way].append(run.evaluate(steps, test, way))
+            mean = np.mean(seen[steps, ""][-1]) / test.score.divisor
+            print(f"{name} {algorithm} seed {seed} at {steps}: {mean:.3f}", flush=True)
+        commits.append(run.commit())
+        lines = []
+        for goal in goals:
+            steps = goal.env_steps
+            s = np.array(seen[steps, ""])
+            published = s / test.score.divisor
+            line = {
+                "env_steps": steps,
+                "goal": goal.text(),
+                "passed": goal.passed(published),
+                "seeds": list(seeds[:number]),
+                **_scored(published),
+                "S": interquartile_mean(s),
+                "minutes": [c["minutes"] for c in costs[steps]],
+                "cpu_s": [c["cpu_s"] for c in costs[steps]],
+                "trained_at": commits,
+            }
+            for way in candidate.also:
+                line[way] = _scored(np.array(seen[steps, way]) / test.score.divisor)
+            lines.append(line)
+        yield lines
 
 
 def _scored(published: Floats) -> dict[str, Any]:
@@ -276,15 +296,16 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
         if results.get("anchors_of") != played:
             results |= {"anchors": anchors(test, config), "anchors_of": played}
         origin = provenance(_MODULE)
-        lines = run_candidate(name, test, algorithm, seeds or candidate.seeds, long)
-        if file.is_file():  # another call may have written meanwhile
-            results["entries"] = json.loads(file.read_text())["entries"]
-        results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
-            "config": config.model_dump(mode="json"),
-            "lines": with_earlier(lines, results["entries"].get(algorithm, {})),
-        }
+        lines = list[dict[str, Any]]()
+        for lines in run_candidate(name, test, algorithm, seeds or candidate.seeds, long):
+            if file.is_file():  # another call may have written meanwhile
+                results["entries"] = json.loads(file.read_text())["entries"]
+            results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
+                "config": config.model_dump(mode="json"),
+                "lines": with_earlier(lines, results["entries"].get(algorithm, {})),
+            }
+            write(file, results)
         good &= all(line["passed"] for line in lines)
-        write(file, results)
     write(file, results)
     print(page(results))
     return good

@@ -1,7 +1,7 @@
 """A file of configs/acceptance: an environment, how it is scored, and the algorithms' goals."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import yaml
@@ -22,6 +22,25 @@ _PLATEAU = 1.0  # how near to a plateau is on it, in published units
 STACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "mappo": ("mappo", {"share_parameters": False}),
     "ippo": ("mappo", {"share_parameters": False, "centralized": False}),
+}
+
+
+class Way(NamedTuple):
+    """Another way to evaluate a policy.
+
+    Attributes:
+        override: override of the run's configuration.
+        text: how that is, as pages say it.
+    """
+
+    override: str
+    text: str
+
+
+WAYS = {
+    "sampled": Way("evaluation.sample=true", "actions drawn from the policy, not its likeliest"),
+    "averaged": Way("algorithm.averaged_policy=true", "the mean of the latest weights"),
+    "latest": Way("algorithm.averaged_policy=false", "the latest weights, not their mean"),
 }
 
 
@@ -91,8 +110,8 @@ class Candidate(Section):
 
     goals: tuple[Goal, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = (1, 2, 3)
-    sampled: bool = Field(
-        False, description="evaluated once more by actions drawn from the policy, as elsewhere"
+    also: tuple[Literal["sampled", "averaged", "latest"], ...] = Field(
+        (), description="other ways in which policies play the episodes once more; see WAYS"
     )
     config: dict[str, Any] = Field(
         default={}, description="sections of its own, over the test's: algorithm, network, ..."
