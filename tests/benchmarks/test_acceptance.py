@@ -82,7 +82,7 @@ def test_scores_of_so_many_steps() -> None:
     assert scores(result, 5).tolist() == [2, 6, 8]
 
 
-def test_the_best_evaluation_is_that_of_the_highest_mean_over_seeds() -> None:
+def test_the_best_evaluation_has_the_highest_mean_over_seeds() -> None:
     curves = [{0: 1.0, 1: 5.0, 2: 4.0}, {0: 1.0, 2: 4.0, 1: 1.0, 3: 9.0}]  # one seed has not ended
     found = run._evaluated(curves, every=50, unpaid=1.0, divisor=2.0)
     assert (found["number"], found["best"]["env_steps"], found["last"]["env_steps"]) == (
@@ -99,7 +99,7 @@ def test_the_best_evaluation_is_that_of_the_highest_mean_over_seeds() -> None:
     assert "qmix best of 3 1.5, after 100 steps; the last, after 100, 1.5." in page.page(results)
 
 
-def test_all_but_the_first_step_of_spread_pay_what_the_original_does() -> None:
+def test_later_steps_of_spread_pay_what_the_original_does() -> None:
     """Its velocities move first: v' = 0.75 v + f, x' = x + 0.1 v'."""
     n, seeds = 40, np.arange(40, dtype=np.uint64)
     environment = make_environment(PluginConfig(name="spread", episode_steps=26), n)
