@@ -99,10 +99,29 @@ def _score_table(results: dict[str, Any]) -> list[str]:
                     each = ", ".join(f"{m:.4g}" for m in other["means"])
                     score = with_interval(other["score"], other["low"], other["high"])
                     found.append(f"{name} after {x['env_steps']:,} steps {score} (seeds {each})")
+    evaluated = [
+        f"{name} {_evaluations(x['evaluations'])}"
+        for name, entry in results["entries"].items()
+        for x in entry.get("lines", [])
+        if "evaluations" in x
+    ]
+    if evaluated:
+        text = "Evaluations during training, by their mean over seeds"
+        lines += ["", f"{text}: {'; '.join(evaluated)}."]
     for way, found in others.items():
         if found:
             lines += ["", f"By {WAYS[way].text}: {'; '.join(found)}."]
     return lines
+
+
+def _evaluations(found: dict[str, Any]) -> str:
+    """Describe evaluations during training: the best of them, and the last."""
+    best, last = found["best"], found["last"]
+    shown = [with_interval(x["score"], x["low"], x["high"]) for x in (best, last)]
+    return (
+        f"best of {found['number']} {shown[0]}, after {best['env_steps']:,} steps; the last, after "
+        f"{last['env_steps']:,}, {shown[1]}"
+    )
 
 
 def _verdict(passed: bool) -> str:

@@ -40,7 +40,13 @@ import yaml
 from benchmarks._stacked import stacked_against_loop
 from benchmarks._trainings import children_cpu_s, run_training
 from benchmarks.acceptance.page import MATRIX, list_tasks, matrix, overview, page, write
-from benchmarks.acceptance.scores import Floats, bootstrap_interval, interquartile_mean, scores
+from benchmarks.acceptance.scores import (
+    Floats,
+    bootstrap_interval,
+    common_evaluations,
+    interquartile_mean,
+    scores,
+)
 from benchmarks.acceptance.task import (
     STACKED,
     WAYS,
@@ -180,12 +186,25 @@ class Run:
                 test.episodes,
                 test.first_seed,
                 say=print,
-                overrides=["evaluation.sample=false", *([WAYS[way].override] if way else ())],
+                overrides=[
+                    "evaluation.sample=false",
+                    "evaluation.environment={}",  # that of evaluations during training
+                    *([WAYS[way].override] if way else ()),
+                ],
             )
             there = {"played": played, "S": scores(result, test.score.per_steps).tolist()}
             (self.folder.path / name).write_text(json.dumps(there))
         returns: list[float] = there["S"]
         return returns
+
+    def evaluations(self, env_steps: int) -> dict[int, float]:
+        """Return the mean return of each evaluation during training, by its number from 0."""
+        every = self._config.evaluation.every_env_steps
+        return {
+            number: record["metrics"]["return"]["mean"]
+            for record in self.folder.records("evaluation")
+            if (number := record["env_steps"] // every) <= env_steps // every
+        }
 
 
 def _written(config: ExperimentConfig) -> dict[str, Any]:
@@ -208,6 +227,10 @@ def run_candidate(
     goals = [g for g in candidate.goals if long or not g.long]
     seen: dict[tuple[int, str], list[list[float]]] = defaultdict(list)
     costs: dict[int, list[Cost]] = defaultdict(list)
+    curves: dict[int, list[dict[int, float]]] = defaultdict(list)
+    config = experiment(name, test, algorithm, 1)
+    every = config.evaluation.every_env_steps
+    unpaid = _unpaid(config, test.score.unpaid_steps) if every else 0.0
     commits: list[str | None] = []
     for number, seed in enumerate(seeds, 1):
         run = Run(experiment(name, test, algorithm, seed))
@@ -216,6 +239,8 @@ def run_candidate(
             costs[steps].append(run.train(steps))
             for way in ("", *candidate.also):
                 seen[steps, way].append(run.evaluate(steps, test, way))
+            if every:
+                curves[steps].append(run.evaluations(steps))
             mean = np.mean(seen[steps, ""][-1]) / test.score.divisor
             print(f"{name} {algorithm} seed {seed} at {steps}: {mean:.3f}", flush=True)
         commits.append(run.commit())
@@ -237,6 +262,8 @@ def run_candidate(
             }
             for way in candidate.also:
                 line[way] = _scored(np.array(seen[steps, way]) / test.score.divisor)
+            if every:
+                line["evaluations"] = _evaluated(curves[steps], every, unpaid, test.score.divisor)
             lines.append(line)
         yield lines
 
@@ -250,6 +277,38 @@ def _scored(published: Floats) -> dict[str, Any]:
     low, high = bootstrap_interval(published)
     means = published.mean(axis=1).tolist()
     return {"score": interquartile_mean(published), "low": low, "high": high, "means": means}
+
+
+def _unpaid(config: ExperimentConfig, steps: int) -> float:
+    """Return what an episode of the evaluations during training brings in its first steps."""
+    if not steps:
+        return 0.0
+    evaluation = config.evaluation
+    result = run_baseline(config, "random", evaluation.episodes, evaluation.first_seed)
+    return float(result.curves["return"][:, steps].mean())
+
+
+def _evaluated(
+    curves: list[dict[int, float]], every: int, unpaid: float, divisor: float
+) -> dict[str, Any]:
+    """Return the best of the evaluations during training, as EPyMARL's authors report it.
+
+    It is that of the highest mean over the seeds.
+
+    Args:
+        curves: of each seed, the mean return of every evaluation by its number.
+        every: number of environment steps from one to the next.
+        unpaid: part of these returns that does not count.
+        divisor: divisor of returns that gives published units.
+    """
+    numbers, means = common_evaluations(curves)
+    means = (means - unpaid) / divisor
+    best = int(means.mean(axis=0).argmax())
+    at = {"best": best, "last": len(numbers) - 1}
+    return {"number": len(numbers)} | {
+        which: {"env_steps": numbers[i] * every} | _scored(means[:, i : i + 1])
+        for which, i in at.items()
+    }
 
 
 def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """Statistics of the acceptance tests: a seed's score, the seeds' joint score, its interval."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,6 +65,19 @@ def scores(result: EvaluationResult, steps: int) -> Floats:
             left -= taken
             episode = (episode + 1) % len(curves)
     return sums
+
+
+def common_evaluations(seeds: Sequence[Mapping[int, float]]) -> tuple[list[int], Floats]:
+    """Return the evaluations that all seeds have made, and their means.
+
+    Args:
+        seeds: of each seed, the mean of every evaluation by its number.
+
+    Returns:
+        numbers, in order, and [seeds, evaluations] means.
+    """
+    numbers = sorted(set(seeds[0]).intersection(*seeds[1:]))
+    return numbers, np.array([[means[number] for number in numbers] for means in seeds])
 
 
 def with_interval(score: float, low: float | None, high: float | None) -> str:

@@ -103,6 +103,12 @@ class Score(Section):
         "units; or the name of the environment's baseline that plays it"
     )
     scripted_is: str = Field("scripted", description="what that is")
+    unpaid_steps: int = Field(
+        0,
+        ge=0,
+        description="number of steps at the beginning of episodes that evaluations during training "
+        "leave out; they are the same whatever is played",
+    )
 
 
 class Candidate(Section):

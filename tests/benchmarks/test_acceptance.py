@@ -26,8 +26,10 @@ from benchmarks.acceptance.task import (
     task_names,
 )
 from murmur.doctor.machine import ROOT
+from murmur.env_service.environment import make_environment
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.settings import with_plugin_defaults
+from murmur.shared.config import PluginConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
 
@@ -80,6 +82,52 @@ def test_scores_of_so_many_steps() -> None:
     assert scores(result, 2).tolist() == [2, -1 + 0, 5]
     # 3 - 1 + 0; -1 + 5 + 2; 5 + 3
     assert scores(result, 5).tolist() == [2, 6, 8]
+
+
+def test_the_best_evaluation_has_the_highest_mean_over_seeds() -> None:
+    curves = [{0: 1.0, 1: 5.0, 2: 4.0}, {0: 1.0, 2: 4.0, 1: 1.0, 3: 9.0}]  # one seed has not ended
+    found = run._evaluated(curves, every=50, unpaid=1.0, divisor=2.0)
+    assert (found["number"], found["best"]["env_steps"], found["last"]["env_steps"]) == (
+        3,
+        100,
+        100,
+    )
+    assert found["best"]["means"] == [1.5, 1.5]
+    line = {"goal": ">= 0", "score": 1.0, "low": None, "high": None, "S": 1.0, "seeds": [1]}
+    line |= {"env_steps": 100, "means": [1.0], "cpu_s": [None], "passed": True}
+    results: dict[str, Any] = {"test": "A0", "title": "", "unit": "S", "divisor": 1, "episodes": 1}
+    results |= {"scripted_is": "best", "anchors": {"random": 0.0, "scripted": 1.0}}
+    results["entries"] = {"qmix": {"lines": [line | {"evaluations": found}]}}
+    assert "qmix best of 3 1.5, after 100 steps; the last, after 100, 1.5." in page.page(results)
+
+
+def test_later_steps_of_spread_pay_what_the_original_does() -> None:
+    """Its velocities move first: v' = 0.75 v + f, x' = x + 0.1 v'."""
+    n, seeds = 40, np.arange(40, dtype=np.uint64)
+    environment = make_environment(PluginConfig(name="spread", episode_steps=26), n)
+    observed = environment.reset(seeds).observation["observation"].copy()
+    position, velocity = observed[..., 2:4], np.zeros((n, 3, 2), np.float32)
+    landmarks = observed[:, 0, 4:10].reshape(n, 3, 2) + position[:, :1]
+    push = 0.5 * np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], np.float32)
+    actions = np.random.default_rng(0).integers(5, size=(26, n, 3), dtype=np.int32)
+    apart, paid, original = np.ones(n, bool), np.zeros((26, n)), np.zeros((25, n))
+    for t, action in enumerate(actions):
+        timestep = environment.step(action, np.zeros(n, bool), seeds)
+        paid[t] = timestep.reward.sum(1)
+        others = timestep.observation["observation"][..., 10:14].reshape(n, 3, 2, 2)
+        apart &= np.linalg.norm(others, axis=-1).min((1, 2)) > 0.33
+        if t < 25:
+            velocity = 0.75 * velocity + push[action]
+            position = position + 0.1 * velocity
+            to = np.linalg.norm(position[:, None] - landmarks[:, :, None], axis=-1)
+            original[t] = -1.5 * to.min(-1).sum(-1)
+    assert apart.sum() > 3
+    assert paid[1:, apart] == pytest.approx(original[:, apart], abs=1e-4)
+    config = experiment("A5", load_task("A5"), "vdn", 1)
+    config = config.model_copy(
+        update={"evaluation": config.evaluation.model_copy(update={"first_seed": 0, "episodes": n})}
+    )
+    assert run._unpaid(config, 1) == pytest.approx(paid[0].mean(), abs=1e-4)
 
 
 @pytest.mark.parametrize(

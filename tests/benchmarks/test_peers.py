@@ -19,8 +19,15 @@ def test_a_task_of_other_dynamics_says_so() -> None:
     assert row.verdict() == "lower: fewer steps (dynamics differ)"
 
 
+def test_a_score_measured_as_the_peer_does_decides() -> None:
+    alike = Score(2.7, 2.6, 2.8, 50, 3)
+    row = _row(1, 1.4, "fewer steps")._replace(other_dynamics=True, alike=alike)
+    assert row.verdict() == "higher"
+    assert "| 1.2 [1, 1.4] | 50, 3 | 2.7 [2.6, 2.8] | peer | 2 [1.5, 2.5] |" in page([row])
+
+
 def test_a_score_is_shown_with_its_interval_and_budget() -> None:
-    assert "| 2.8 [2.6, 3] | 50, 3 | peer | 2 [1.5, 2.5] | 100, 5 | higher |" in page(
+    assert "| 2.8 [2.6, 3] | 50, 3 |  | peer | 2 [1.5, 2.5] | 100, 5 | higher |" in page(
         [_row(2.6, 3)]
     )
 
