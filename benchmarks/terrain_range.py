@@ -50,7 +50,8 @@ from murmur.env_service.envs.terrain.planning import (
     position,
     weigher,
 )
-from murmur.results import commit, save_run
+from murmur.doctor.machine import commit
+from murmur.results import save_run
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import TimeStep
 
@@ -95,7 +96,7 @@ def best_plan(
     starts = (None, kept) if usable else (None,)
     steps = kept.shape[1]
     plans = [plan(game, now, steps, weight, looks, _WIDTH, start) for start in starts]
-    return min(plans, key=left)
+    return np.asarray(min(plans, key=left))
 
 
 class Searcher:
