@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from benchmarks.acceptance.scores import bootstrap_interval
 from benchmarks.terrain_bound import truth
 from murmur.benchmarks.effort import Effort
+from murmur.doctor.machine import commit
 from murmur.env_service.environment import ScriptedPolicy
 from murmur.env_service.envs.terrain import BASELINES, Config
 from murmur.env_service.envs.terrain.environment import TerrainEnvironment
@@ -50,7 +51,6 @@ from murmur.env_service.envs.terrain.planning import (
     position,
     weigher,
 )
-from murmur.doctor.machine import commit
 from murmur.results import save_run
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import TimeStep
