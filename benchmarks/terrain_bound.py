@@ -1,8 +1,8 @@
-"""Bounds of the entropy that a team can remove in a terrain mission, on the results' episodes.
+"""Entropy that a team can remove in a terrain mission, on the results' episodes.
 
 Three planners fly all agents of terrain-reference together, and plan again after every look:
 
-- truth: knows the map. A team that has to find the map out stays above it.
+- truth: knows the map.
 - worlds: knows how maps are drawn, 124 half-planes, weighed by Bayes' rule with all that was seen.
 - cells: knows what is believed of each cell, and nothing of how maps are drawn.
 

@@ -57,6 +57,7 @@ SLOW = (
     "sources",
     "team_networks",
     "teams",
+    "terrain_range",
     "training_rate",
     "transport",
     "turns",
