@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks._peer_training import make_experiment
 from murmur.doctor.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 
@@ -51,7 +52,7 @@ EXPERIMENT: dict[str, dict[str, Any]] = {
     "maddpg": _REPLAY,
 }
 ALGORITHM: dict[str, dict[str, Any]] = {"masac": {"alpha_init": 0.02}}
-_HIDDEN, _EPISODES, _EVALUATIONS = [128, 128], 100, 5
+_EPISODES, _EVALUATIONS = 100, 5
 
 
 def main() -> None:
@@ -91,10 +92,7 @@ def main() -> None:
 
 def trained(task: str, algorithm: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """Train one seed; its evaluations, the last one's returns, and the CPU-seconds of all."""
-    from benchmarl.algorithms import algorithm_config_registry
-    from benchmarl.environments import VmasTask
-    from benchmarl.experiment import Callback, Experiment, ExperimentConfig
-    from benchmarl.models.mlp import MlpConfig
+    from benchmarl.experiment import Callback
     from torchrl.envs.utils import ExplorationType, set_exploration_type
 
     curve: list[dict[str, Any]] = []
@@ -114,29 +112,13 @@ def trained(task: str, algorithm: str, settings: dict[str, Any], seed: int) -> d
             steps = played[reward].sum(1).mean((1, 2)).tolist()
             curve.append({"frames": run.total_frames, "episode": episodes, "rollout": steps})
 
-    config = ExperimentConfig.get_from_yaml()
-    for name, value in settings.items():
-        setattr(config, name, value)
     batch = next(n for key, n in settings.items() if key.endswith("frames_per_batch"))
     batches = max(1, settings["max_n_frames"] // batch // _EVALUATIONS)
-    config.evaluation_interval = batches * batch
-    config.evaluation_episodes = _EPISODES
-    config.loggers, config.render = [], False
-    options = algorithm_config_registry[algorithm].get_from_yaml()
-    for name, value in ALGORITHM.get(algorithm, {}).items():
-        setattr(options, name, value)
-    network = MlpConfig(_HIDDEN, torch.nn.Linear, torch.nn.Tanh)
+    evaluation = {"evaluation_interval": batches * batch, "evaluation_episodes": _EPISODES}
+    options = ALGORITHM.get(algorithm, {})
     with tempfile.TemporaryDirectory() as folder:
-        config.save_folder = folder
         started = time.process_time()
-        experiment = Experiment(
-            task=VmasTask[task.upper()].get_from_yaml(),
-            algorithm_config=options,
-            model_config=network,
-            critic_model_config=network,
-            seed=seed,
-            config=config,
-        )
+        experiment = make_experiment(task, algorithm, settings | evaluation, options, seed, folder)
         play = Play()
         play.experiment = experiment
         experiment.callbacks.append(play)  # given at once it would be pickled

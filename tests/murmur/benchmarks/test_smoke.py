@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchmarks import (
     snakes_matches,
     soak,
     sweep_curves,
+    time_to_score,
 )
 from benchmarks._cores import two_cores
 from murmur import results
@@ -223,6 +225,7 @@ def test_a_soak_of_seconds_keeps_its_result(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("allowed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torchrl")
 def test_a_run_of_benchmarl_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("benchmarl", reason="BenchMARL is not installed")
     monkeypatch.setattr(benchmarl, "RESULTS", tmp_path)
@@ -245,3 +248,26 @@ def test_a_run_of_stable_baselines3_is_kept(
     sb3.main()
     kept = json.loads((tmp_path / "sb3-factors.json").read_text())
     assert 0 < kept["seeds"]["1"]["MaskablePPO"]["score"] <= 1
+
+
+@pytest.mark.long
+@pytest.mark.system
+@pytest.mark.usefixtures("allowed")
+def test_times_to_a_score_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
+    monkeypatch.setattr(time_to_score, "RESULTS", tmp_path)
+    monkeypatch.setattr(time_to_score, "FOLDER", tmp_path / "runs")
+    few = replace(time_to_score.TASKS["cartpole"], steps=3072, interval=1024, updates=1)
+    monkeypatch.setitem(time_to_score.TASKS, "cartpole", few)
+    command = ["time_to_score", "--tasks", "cartpole", "--seeds", "1", "--save"]
+    monkeypatch.setattr(sys, "argv", command)
+    time_to_score.main()
+    time_to_score.main()  # reads what was measured
+    kept = json.loads((tmp_path / "time-to-score.json").read_text())["tasks"]["cartpole"]
+    for runs in kept["runs"].values():
+        points = runs["1"]["points"]
+        assert len(points) >= 3
+        assert all(0 < point["cpu_s"] < 120 for point in points)
+        assert [p["wall_s"] for p in points] == sorted(p["wall_s"] for p in points)
+    assert "| CartPole, PPO |" in (tmp_path / "time-to-score.md").read_text()
+    assert (tmp_path / "time-to-score.svg").is_file()
