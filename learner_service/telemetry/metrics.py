@@ -50,7 +50,7 @@ class KeptCounter:
 class WeightedHistogram(Histogram):
     """A histogram that takes many equal values at once."""
 
-    def observe_many(self, counts: Mapping[float, int]) -> None:
+    def observe_many(self, counts: Mapping[int, int]) -> None:
         """Observe values, value -> how often it was seen: a few of thousands of unrolls."""
         for value, times in counts.items():
             self._sum.inc(value * times)
