@@ -210,7 +210,7 @@ def test_evaluation_is_keyed_by_all_that_its_figures_depend_on(tmp_path: Path) -
 
 
 def test_what_changed_names_only_what_differs() -> None:
-    config = load("spread", ["run.seed=7", "environment.num_agents=4", "learner.port=50051"], {})
+    config = load("spread", ["run.seed=7", "environment.num_agents=4", "learner.port=auto"], {})
     found = changed(config)
     assert found["run.seed"] == 7
     assert found["environment.num_agents"] == 4
