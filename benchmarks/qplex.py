@@ -5,7 +5,7 @@
 The payoff is 8 if both agents take their first action, -12 if only one does, else 0 (Wang et al.
 2021, "QPLEX", arXiv:2008.01062; of Son et al. 2019). All actions are random, as published, so that
 nothing but the values decides what is played greedily. Real trainings, synchronous on one core; the
-team's reward is the sum of both agents', so a table of values is told in payoffs, by half.
+team's reward is the sum of both agents', so values are halved to compare them with payoffs.
 """
 
 import sys

@@ -46,8 +46,8 @@ from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
 
 _DECAYS = 0.9, 0.999  # of Adam's moments, as usual
 # The second as of the RMSprop with which QPLEX was published. A value that moves by a step moves
-# Q_tot by importance times as much, of which its gradient knows nothing. Where all values are told,
-# 0.999 lets steps grow until they overshoot, and too late makes them small again.
+# Q_tot by importance times as much, of which its gradient knows nothing. Where all payoffs are
+# learned, 0.999 lets steps grow until they overshoot, and too late makes them small again.
 _QPLEX_DECAYS = 0.9, 0.99
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 

@@ -91,4 +91,5 @@ class DuplexMixer(nn.Module):
         value = weight * taken + self.bias(state)  # [B, A]
         advantage = (weight * (taken - best)).detach()
         parts = value + advantage * (self.importance(state, action, alive) - 1)
-        return (parts if alive is None else parts * alive).sum(1, keepdim=True)
+        out: Tensor = (parts if alive is None else parts * alive).sum(1, keepdim=True)
+        return out

@@ -340,7 +340,7 @@ def test_only_alive_agents_count_in_losses_and_errors() -> None:
     assert learn("none", [[0, 1], [1, 1]], [[9.0, 3.0], [4.0, 0.0]]) == (3.25, [1.0, 2.0])
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, "qplex"])
 def test_who_mixes_is_clipped_as_a_whole_and_others_each(mixer: str) -> None:
     qmix = make(mortal_spec(), mixer=mixer, share_parameters=False, max_grad_norm=0.01)
     log = qmix.update(random_transitions(mortal_spec(), 16))
@@ -380,7 +380,7 @@ def test_independent_agents_gradients_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, "qplex"])
 def test_learns_and_resumes_to_the_bit(mixer: str, share: bool) -> None:
     spec = mortal_spec()
     options = {"mixer": mixer, "share_parameters": share, "lr": 5e-3, "epsilon_env_steps": 640}

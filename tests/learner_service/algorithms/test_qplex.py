@@ -109,7 +109,7 @@ def test_mixer_by_hand() -> None:
     )
 
 
-def test_gradient_of_the_agents_values_does_not_depend_on_the_importance() -> None:
+def test_the_importance_is_not_in_the_agents_gradient() -> None:
     mixer = fixed_mixer()
     q = torch.tensor([[[1.0, 4.0], [5.0, 2.0]]], requires_grad=True)
     mix(mixer, q, torch.tensor([[0, 1]]), torch.ones(1, 1)).sum().backward()
