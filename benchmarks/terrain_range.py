@@ -142,7 +142,8 @@ class Searcher:
                 chosen = (game.targets[now[agent]] == following).argmax()
                 if following >= 0 and mask[agent, chosen]:
                     action[agent] = chosen
-        return action[None]
+        actions: NDArray[np.int32] = action[None]
+        return actions
 
     def _groups(self) -> list[Ints]:
         """Return the agents that each mind plans for."""
