@@ -7,7 +7,7 @@ environment's baselines. The others search more: a plan is the better of a new o
 improved. And they suppose that agents that they lost fly on as planned.
 
 - range: each agent plans for itself and those it hears, by what they measured.
-- relays: also, what an agent knows of flights goes on to all in range, from one to the next.
+- relays: also, agents tell all in range what they know of flights, what they were told included.
 - places: each agent knows all flights, but measurements of those in range only.
 - together: one plan for all agents, by the measurements of all.
 - truth: the same by the map itself.
@@ -16,7 +16,7 @@ So range and relays differ by what messages hold, relays and places by their ran
 together by measurements, together and truth by beliefs, team-planner and together by search. None
 is a strict bound: plans are local optima.
 
-Each flight is a line of runs/terrain_range.jsonl; a run goes on after those of its commit.
+Each flight is a line of runs/terrain_range.jsonl; a run continues after those of its commit.
 """
 
 import json
@@ -96,7 +96,8 @@ def best_plan(
     starts = (None, kept) if usable else (None,)
     steps = kept.shape[1]
     plans = [plan(game, now, steps, weight, looks, _WIDTH, start) for start in starts]
-    return np.asarray(min(plans, key=left))
+    better: Ints = min(plans, key=left)
+    return better
 
 
 class Searcher:
@@ -141,7 +142,8 @@ class Searcher:
                 chosen = (game.targets[now[agent]] == following).argmax()
                 if following >= 0 and mask[agent, chosen]:
                     action[agent] = chosen
-        return action[None]
+        actions: NDArray[np.int32] = action[None]
+        return actions
 
     def _groups(self) -> list[Ints]:
         """Return the agents that each mind plans for."""

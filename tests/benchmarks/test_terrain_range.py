@@ -37,7 +37,7 @@ def test_relays_tell_where_lost_agents_were() -> None:
     environment = TerrainEnvironment(Config(num_agents=3, budget=3), 1)
     timestep = environment.reset(np.array([1], np.uint64))
     searcher = Searcher(environment, "relays")
-    # Agent 1 hears both others, which do not hear each other; then it hears nobody.
+    # Agent 1 hears both others, which do not hear each other; then no agent hears another.
     environment.state.heard[0] = [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
     start = position(environment.state.cells[0], environment.mission)
     action = searcher.act(timestep)
