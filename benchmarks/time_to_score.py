@@ -115,7 +115,7 @@ class Task:
 
 _BENCHMARL, _SB3 = "BenchMARL", "Stable-Baselines3"
 _CHOSEN = "the best found for it, benchmarks/benchmarl.py"
-_ZOO = "of rl-baselines3-zoo"
+_ZOO = "those of rl-baselines3-zoo"
 TASKS = {
     "balance": Task(
         title="VMAS balance, MAPPO",
@@ -477,7 +477,7 @@ def summary(task: Task, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
     return {
         "title": task.title,
         "peer": f"{task.peer} {importlib.metadata.version(task.peer)}",
-        "settings": dict(task.settings),
+        "settings": {k: v for k, v in task.settings.items() if k != "max_n_frames"},
         "source": task.source,
         "config": task.config,
         "steps": task.steps,
@@ -518,7 +518,7 @@ def page(record: Mapping[str, Any]) -> str:
         lines += [
             f"- {task['title']}: {task['steps']:,} steps, an evaluation each "
             f"{task['interval']:,}. murmur, `{task['config']}`: "
-            f"{ends(task['runs'][_OWN])}. {task['peer']}, settings {task['source']} "
+            f"{ends(task['runs'][_OWN])}. {task['peer']}, settings: {task['source']} "
             f"({json.dumps(task['settings'])}): {ends(task['runs']['peer'])}.",
         ]
     return "\n".join(lines) + "\n"
