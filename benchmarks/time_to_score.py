@@ -507,6 +507,8 @@ def page(record: Mapping[str, Any]) -> str:
         "start of the command, without evaluations: these play 100 episodes greedily once the "
         f"training has ended. The rest of the machine was not idle: load average {loads(record)}.",
         "",
+        "![Scores over CPU-seconds](time-to-score.svg)",
+        "",
         *table(record),
         "",
         "Score: the peer's final one, the mean of its seeds' returns of an agent, and 99 % of the "
@@ -549,18 +551,15 @@ def _all_runs(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def picture(record: Mapping[str, Any], file: Path) -> None:
-    """Plot scores over CPU-minutes: means and ranges of seeds, and the score to reach."""
+    """Plot scores over CPU-seconds: means and ranges of seeds, and the score to reach."""
     panels = []
     for task in record["tasks"].values():
         lines = {}
         for side, name in ((_OWN, _OWN), ("peer", task["peer"].partition(" ")[0])):
-            curves = [
-                [{"minutes": p["cpu_s"] / 60, "score": p["score"]} for p in run["points"]]
-                for run in task["runs"][side].values()
-            ]
-            lines[name] = mean_and_range(curves, "minutes", "score")
+            curves = [run["points"] for run in task["runs"][side].values()]
+            lines[name] = mean_and_range(curves, "cpu_s", "score")
         panels.append(
-            Panel(task["title"], "CPU-minutes", lines, {"to reach": task["times"]["100%"]["score"]})
+            Panel(task["title"], "CPU-seconds", lines, {"to reach": task["times"]["100%"]["score"]})
         )
     draw(panels, file)
 
