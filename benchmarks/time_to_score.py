@@ -11,7 +11,7 @@ the clock, which runs from the start of the command and counts the CPU of all it
 The score to reach is the peer's at its end, the mean of its seeds; and, as many scores end on a
 plateau, 99 % of the way there from random play. A side reaches it at the first evaluation from
 which the mean of its seeds is as good twice in a row. Ratios are the peer's time by
-murmur's, with 95 % intervals over all resamples of seeds, from which the score follows anew.
+murmur's, with 95 % intervals over all resamples of seeds, each with a score to reach of its own.
 
 Every seed is kept in runs/time-to-score as it ends; the same command continues with what is
 missing. `--save` writes benchmarks/results/time-to-score.json, .md and .svg.
@@ -115,7 +115,7 @@ class Task:
 
 _BENCHMARL, _SB3 = "BenchMARL", "Stable-Baselines3"
 _CHOSEN = "the best found for it, benchmarks/benchmarl.py"
-_ZOO = "of rl-baselines3-zoo"
+_ZOO = "those of rl-baselines3-zoo"
 TASKS = {
     "balance": Task(
         title="VMAS balance, MAPPO",
@@ -314,10 +314,9 @@ def measure(name: str, task: Task, side: str, seed: int) -> dict[str, Any]:
     A seed that was measured before is read instead.
 
     Raises:
-        ConfigError: if that was of another commit, budget or settings.
+        ConfigError: if that had another budget or other settings.
     """
     asked = {
-        "commit": commit(),
         "steps": task.steps,
         "interval": task.interval,
         "settings": task.experiment().model_dump(mode="json") if side == _OWN else task.settings,
@@ -329,8 +328,8 @@ def measure(name: str, task: Task, side: str, seed: int) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(file.read_text())
         if record["asked"] != asked:
             raise ConfigError(
-                f"'{file}' was measured on another commit or with other settings than this "
-                "command asks for; remove it to measure once more"
+                f"'{file}' was measured with another budget or other settings than this command "
+                "asks for; remove it to measure once more"
             )
         return record
     shutil.rmtree(folder, ignore_errors=True)
@@ -345,6 +344,7 @@ def measure(name: str, task: Task, side: str, seed: int) -> dict[str, Any]:
     moments = [path.stat().st_mtime for path in files.values()]
     record = {
         "asked": asked,
+        "commit": commit(),
         "load": [*loads, os.getloadavg()[0]],
         "points": [
             {
@@ -391,7 +391,8 @@ def score_to_reach(
     peer: Sequence[Mapping[str, Any]], share: float = 1.0, floor: float = 0.0
 ) -> float:
     """Return the mean score of runs at their ends, or a share of the way there from a floor."""
-    return floor + share * (float(values(peer, "score")[:, -1].mean()) - floor)
+    final = float(values(peer, "score").mean(0)[-1])  # summed as in reached_at: equal to the bit
+    return share * final + (1 - share) * floor
 
 
 def compare(
@@ -476,7 +477,7 @@ def summary(task: Task, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
     return {
         "title": task.title,
         "peer": f"{task.peer} {importlib.metadata.version(task.peer)}",
-        "settings": dict(task.settings),
+        "settings": {k: v for k, v in task.settings.items() if k != "max_n_frames"},
         "source": task.source,
         "config": task.config,
         "steps": task.steps,
@@ -501,10 +502,12 @@ def page(record: Mapping[str, Any]) -> str:
     lines = [
         f"`{record['command']}`",
         "",
-        f"{origin_text(record)}.",
+        f"{origin_text(record)}; trainings: commit {commits(record)}.",
         "One core and one thread for all processes of a side, sides by turns. Times count from the "
         "start of the command, without evaluations: these play 100 episodes greedily once the "
         f"training has ended. The rest of the machine was not idle: load average {loads(record)}.",
+        "",
+        "![Scores over CPU-seconds](time-to-score.svg)",
         "",
         *table(record),
         "",
@@ -517,7 +520,7 @@ def page(record: Mapping[str, Any]) -> str:
         lines += [
             f"- {task['title']}: {task['steps']:,} steps, an evaluation each "
             f"{task['interval']:,}. murmur, `{task['config']}`: "
-            f"{ends(task['runs'][_OWN])}. {task['peer']}, settings {task['source']} "
+            f"{ends(task['runs'][_OWN])}. {task['peer']}, settings: {task['source']} "
             f"({json.dumps(task['settings'])}): {ends(task['runs']['peer'])}.",
         ]
     return "\n".join(lines) + "\n"
@@ -533,29 +536,30 @@ def ends(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def loads(record: Mapping[str, Any]) -> str:
     """Return the range of load averages as text."""
-    found = [
-        load
-        for task in record["tasks"].values()
-        for runs in task["runs"].values()
-        for run in runs.values()
-        for load in run["load"]
-    ]
+    found = [load for run in _all_runs(record) for load in run["load"]]
     return f"{min(found):.1f} to {max(found):.1f}"
 
 
+def commits(record: Mapping[str, Any]) -> str:
+    """Return the commits of the trainings as text."""
+    return ", ".join(sorted({run["commit"] for run in _all_runs(record)}))
+
+
+def _all_runs(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    sides = (runs for task in record["tasks"].values() for runs in task["runs"].values())
+    return [run for runs in sides for run in runs.values()]
+
+
 def picture(record: Mapping[str, Any], file: Path) -> None:
-    """Plot scores over CPU-minutes: means and ranges of seeds, and the score to reach."""
+    """Plot scores over CPU-seconds: means and ranges of seeds, and the score to reach."""
     panels = []
     for task in record["tasks"].values():
         lines = {}
         for side, name in ((_OWN, _OWN), ("peer", task["peer"].partition(" ")[0])):
-            curves = [
-                [{"minutes": p["cpu_s"] / 60, "score": p["score"]} for p in run["points"]]
-                for run in task["runs"][side].values()
-            ]
-            lines[name] = mean_and_range(curves, "minutes", "score")
+            curves = [run["points"] for run in task["runs"][side].values()]
+            lines[name] = mean_and_range(curves, "cpu_s", "score")
         panels.append(
-            Panel(task["title"], "CPU-minutes", lines, {"to reach": task["times"]["100%"]["score"]})
+            Panel(task["title"], "CPU-seconds", lines, {"to reach": task["times"]["100%"]["score"]})
         )
     draw(panels, file)
 

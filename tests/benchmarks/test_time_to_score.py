@@ -43,6 +43,14 @@ def test_ratio_of_times_by_hand() -> None:
     assert found["high"] == 4
 
 
+def test_peer_always_reaches_its_own_final_score() -> None:
+    """A share of 1 keeps the final score to the bit, whatever the floor."""
+    peer = [_run([-900, -150, score], 1.0) for score in (-146.2, -145.9, -146.2)]
+    found = compare(peer, peer, "cpu_s", floor=-1188.9)  # -1188.9 + (mean + 1188.9) > mean
+    assert found["peer"] == 3
+    assert found["ratio"] == 1
+
+
 def test_share_of_the_way_from_random_play_is_reached_earlier() -> None:
     peer, own = [_run([-100, -2, -1, 0], 1.0)], [_run([-100, -9, -3, -3], 1.0)]
     found = compare(own, peer, "cpu_s", share=0.97, floor=-100)
