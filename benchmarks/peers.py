@@ -59,7 +59,6 @@ BENCHMARL = {"A6": ("balance", "episode"), "A7": ("navigation", "rollout")}
 
 REASONS: dict[tuple[str, str], str] = {
     ("A1", "coma"): "four of five seeds find the same equilibrium, none the optimum",
-    ("A1", "maddpg"): "a replay that does not forget holds two of three seeds on 125",
     ("A4", "mappo"): "-16.6 is the best possible here",
     ("A5", "mappo"): "half of the steps",
     **dict.fromkeys(
