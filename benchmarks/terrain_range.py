@@ -19,8 +19,8 @@ is a strict bound: plans are local optima.
 Each flight is a line of runs/terrain_range.jsonl; a run continues after those of its commit.
 """
 
+import argparse
 import json
-import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -254,4 +254,8 @@ def _shown(values: Floats) -> str:
 
 
 if __name__ == "__main__":
-    save_run("terrain_range", partial(run, episodes=int(sys.argv[1]) if sys.argv[1:] else 500))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("episodes", type=int, nargs="?", default=500, help="default: 500")
+    save_run("terrain_range", partial(run, episodes=parser.parse_args().episodes))
