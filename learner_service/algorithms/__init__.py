@@ -16,6 +16,7 @@ _DQN: dict[str, Any] = {
     "replay": {"update_interval": 2},
     "epsilon_env_steps": 10_000,
     "averaged_policy": False,
+    "gamma": 0.99,
 }
 VARIANTS = {
     "ippo": Variant(

@@ -55,6 +55,9 @@ _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 class Config(OffPolicyConfig):
     """Options of QMIX, QPLEX, VDN and IQL."""
 
+    # By 0.99 values of endless costs, as on spread, fall to a hundred steps' worth before they are
+    # learned, and their errors hide what an action is worth.
+    gamma: options.Gamma = 0.95
     mixer: Literal["qmix", "qplex", "vdn", "none"] = Field(
         "qmix",
         description="how the agents' values make the team's: a monotonic network over the state, "
