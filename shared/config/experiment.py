@@ -60,8 +60,8 @@ class RunConfig(Section):
     )
     offline: bool = Field(
         False,
-        description="learn from a recorded dataset alone, imitation.dataset in all updates or "
-        "algorithm.replay.dataset one update after another; no environment trains, and "
+        description="learn from a recorded dataset alone, imitation.dataset in all updates or the "
+        "algorithm's replay.dataset one update after another; no environment trains, and "
         "evaluations need one as ever",
     )
     start_from: str = Field(
@@ -641,8 +641,8 @@ class ExperimentConfig(Section):
             return self
         if not self.dataset:
             raise ValueError(
-                "run.offline=true: there is nothing to learn from; set imitation.dataset or, of "
-                "algorithms with a replay, algorithm.replay.dataset to a folder of `murmur record`"
+                "run.offline=true: there is nothing to learn from; set imitation.dataset or, if the "
+                "algorithm has a replay, its replay.dataset to a folder of `murmur record`"
             )
         if self.run.max_episodes:
             raise ValueError(

@@ -111,7 +111,7 @@ def test_returns_are_those_of_a_cpu() -> None:
         ours = fixed._buffers["columns"][: len(rows.weight), :, fixed.columns.index(name)]
         mine, theirs = (x[rows.weight > 0] for x in (ours, rows.columns[name]))
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(padded._of_batch, plain._of_batch, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(padded._batch_scalars, plain._batch_scalars, rtol=1e-4, atol=1e-5)
 
 
 def test_outliers_of_a_padded_batch_are_those_of_the_batch() -> None:

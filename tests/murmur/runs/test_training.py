@@ -15,7 +15,7 @@ from murmur.runs import supervisor
 from murmur.runs.child import ChildError, child_environment
 from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.settings import resolve
+from murmur.runs.settings import with_plugin_defaults
 from murmur.runs.training import prepare, print_end, train
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import RunConfig
@@ -250,7 +250,7 @@ def test_a_resumed_run_keeps_what_coma_advantages_are_of(
     said: str | None, kept: str, tmp_path: Path
 ) -> None:
     """One of before the option was there had the critic's, and says all other options."""
-    new = resolve(load("spread", ["algorithm.name=coma"], {}))
+    new = with_plugin_defaults(load("spread", ["algorithm.name=coma"], {}))
     assert new.algorithm.options["advantage"] == "return"
     options = {k: v for k, v in new.algorithm.options.items() if k != "advantage"}
     options |= {"advantage": said} if said else {}
@@ -259,7 +259,7 @@ def test_a_resumed_run_keeps_what_coma_advantages_are_of(
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "update-000001.pt").touch()
     prepared = prepare(None, (), run=tmp_path, resume=True, learners=None, command="")
-    assert resolve(prepared.config).algorithm.options["advantage"] == kept
+    assert with_plugin_defaults(prepared.config).algorithm.options["advantage"] == kept
     prepared.folder.lock.release()
 
 
