@@ -316,10 +316,11 @@ def measure(name: str, task: Task, side: str, seed: int) -> dict[str, Any]:
     Raises:
         ConfigError: if that had another budget or other settings.
     """
+    own = task.experiment().changed({"run.plugin_folders": ()})  # wherever the checkout lies
     asked = {
         "steps": task.steps,
         "interval": task.interval,
-        "settings": task.experiment().model_dump(mode="json") if side == _OWN else task.settings,
+        "settings": own.model_dump(mode="json") if side == _OWN else task.settings,
     }
     asked = json.loads(json.dumps(asked))
     folder = FOLDER / f"{name}-{side}-seed{seed}"

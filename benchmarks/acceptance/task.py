@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import yaml
 from pydantic import Field, model_validator
 
 from benchmarks.acceptance.scores import Floats, interquartile_mean
@@ -13,6 +12,7 @@ from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import CONFIG_DIRS
 from murmur.shared.config.plugins import plugin_names
 from murmur.shared.config.section import validate
+from murmur.shared.config.text import parse_yaml
 from murmur.shared.process.errors import ConfigError
 
 TESTS = next((d / "acceptance" for d in CONFIG_DIRS if d.is_dir()), Path("configs/acceptance"))
@@ -159,7 +159,7 @@ def load_task(name: str) -> Task:
     file = TESTS / f"{name.lower()}.yaml"
     if not file.is_file():
         raise ConfigError(f"no acceptance test '{name}'; known: {', '.join(task_names())}")
-    return validate(Task, yaml.safe_load(file.read_text()), str(file))
+    return validate(Task, parse_yaml(file.read_text(), str(file)), str(file))
 
 
 def experiment(name: str, test: Task, algorithm: str, seed: int) -> ExperimentConfig:

@@ -641,8 +641,8 @@ class ExperimentConfig(Section):
             return self
         if not self.dataset:
             raise ValueError(
-                "run.offline=true: there is nothing to learn from; set imitation.dataset or, if the "
-                "algorithm has a replay, its replay.dataset to a folder of `murmur record`"
+                "run.offline=true: there is nothing to learn from; set imitation.dataset or, if "
+                "the algorithm has a replay, its replay.dataset to a folder of `murmur record`"
             )
         if self.run.max_episodes:
             raise ValueError(
