@@ -11,7 +11,12 @@ from murmur.shared.process.errors import ConfigError
 ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": None}
 AN_UPDATE_A_ROW = {"replay": {"update_interval": 1}}
-DQN = {"replay": {"update_interval": 2}, "epsilon_env_steps": 10_000, "averaged_policy": False}
+DQN = {
+    "replay": {"update_interval": 2},
+    "epsilon_env_steps": 10_000,
+    "averaged_policy": False,
+    "gamma": 0.99,
+}
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
     "ppo": ("mappo", ALONE),
