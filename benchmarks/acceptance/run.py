@@ -313,6 +313,7 @@ def _evaluated(
 
 def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
     """Return random and scripted scores in the evaluated episodes, in published units."""
+    config = config.changed({"evaluation.environment": {}})  # that of evaluations during training
 
     def play(baseline: str) -> float:
         result = run_baseline(config, baseline, test.episodes, test.first_seed)

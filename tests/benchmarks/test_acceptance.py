@@ -130,6 +130,13 @@ def test_later_steps_of_spread_pay_what_the_original_does() -> None:
     assert run._unpaid(config, 1) == pytest.approx(paid[0].mean(), abs=1e-4)
 
 
+def test_anchors_do_not_depend_on_evaluations_during_training() -> None:
+    test = load_task("A5").model_copy(update={"episodes": 4})
+    config = experiment("A5", test, "qmix", 1)
+    assert config.evaluation.environment
+    assert run.anchors(test, config) == run.anchors(test, experiment("A5", test, "coma", 1))
+
+
 @pytest.mark.parametrize(
     ("goal", "passes"),
     [
