@@ -1,4 +1,4 @@
-"""What a terrain team loses by the range of its messages: planners that know more and more.
+"""Losses of a terrain team by the range of its messages: planners that know more and more.
 
     python -m benchmarks.terrain_range [episodes]
 
@@ -169,7 +169,8 @@ class Searcher:
 
     def _planned(self, mind: int, group: Ints, t: int, usable: bool) -> Ints:
         """Plan a group's moves after time t by what a mind knows and supposes, [A, steps]."""
-        env, game, flights = self._env, self._game, self._flights[mind]
+        env, game = self._env, self._game
+        flights = self._flights[mind]
         looks = np.zeros((len(game.rows), len(game.columns)), np.int16)
         others = flights.copy()
         others[group, t + 1 :] = -1
