@@ -24,6 +24,7 @@ from benchmarks.acceptance.scores import (
 )
 from benchmarks.acceptance.task import load_task
 from murmur.doctor.machine import RESULTS
+from murmur.results import named_cases, run_command
 
 _M = 1_000_000
 _ON_POLICY, _OFF_POLICY = 20 * _M, 2 * _M  # EPyMARL's steps; a tenth or an eighth in matrix games
@@ -117,6 +118,7 @@ class Row(NamedTuple):
 
 def main() -> None:
     """See the module."""
+    named_cases(__doc__)
     file = RESULTS / "peers.md"
     file.write_text(page(rows(RESULTS)) + alone(RESULTS))
     print(f"written: {file}")
@@ -227,4 +229,4 @@ def _cells(score: Score) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

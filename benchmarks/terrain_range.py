@@ -51,7 +51,7 @@ from murmur.env_service.envs.terrain.planning import (
     position,
     weigher,
 )
-from murmur.results import save_run
+from murmur.results import run_command, save_run
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import TimeStep
 
@@ -254,9 +254,14 @@ def _shown(values: Floats) -> str:
     return f"{values.mean():.4f} [{low:.4f}, {high:.4f}]"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """See the module."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("episodes", type=int, nargs="?", default=500, help="default: 500")
     save_run("terrain_range", partial(run, episodes=parser.parse_args().episodes))
+
+
+if __name__ == "__main__":
+    run_command(main)
