@@ -35,7 +35,7 @@ from murmur.env_service.environment import (
 from murmur.learner_service.checkpoint import CheckpointFolder
 from murmur.learner_service.export.policy import load_policy
 from murmur.learner_service.learning.base import Policy
-from murmur.results import save_run
+from murmur.results import named_cases, run_command, save_run
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -262,7 +262,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 def main() -> None:
     """Run all and save the result; tasks as arguments: only those, without saving."""
-    if chosen := sys.argv[1:]:
+    if chosen := named_cases(__doc__, TASKS):
         for task in chosen:
             print(task, measure(task, TASKS[task][2][0], 1, TASKS[task][3]))
     else:
@@ -270,4 +270,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -26,7 +26,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.results import save_run
+from murmur.results import named_cases, run_command, save_run
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ActionSpec, ArraySpec, Composite, Discrete, EnvSpec
@@ -117,5 +117,11 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     return {**result, "load_average": psutil.getloadavg()[0]}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run all and save the result."""
+    named_cases(__doc__)
     save_run("coordination", run)
+
+
+if __name__ == "__main__":
+    run_command(main)

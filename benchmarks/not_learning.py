@@ -20,7 +20,13 @@ import yaml
 from benchmarks._trainings import SYNC_LEARNER
 from murmur.benchmarks.effort import Effort
 from murmur.learner_service.learning.stagnation import KIND
-from murmur.results import provenance, require_clean_source, run_command, save_result
+from murmur.results import (
+    named_cases,
+    provenance,
+    require_clean_source,
+    run_command,
+    save_result,
+)
 from murmur.runs.child import child_environment, murmur_command
 from murmur.shared.wire.notices import FILE, read_notices
 
@@ -183,7 +189,7 @@ def run(effort: Effort = Effort.FULL, planted: Mapping[str, Any] = PLANTED) -> d
 
 def main() -> int:
     """Run all and save the result; names of planted mistakes as arguments: only those."""
-    chosen = sys.argv[1:]
+    chosen = named_cases(__doc__, PLANTED)
     if not chosen:
         require_clean_source(dirty=False)
     origin = provenance("benchmarks.not_learning")

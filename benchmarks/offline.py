@@ -26,7 +26,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import VectorEnvironment
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.env_service.sessions.record_transitions import TransitionRecorder
-from murmur.results import save_run
+from murmur.results import named_cases, run_command, save_run
 from murmur.shared.config import Section
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
@@ -192,5 +192,11 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     return result
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run all and save the result."""
+    named_cases(__doc__)
     save_run("offline", run)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -26,7 +26,7 @@ from murmur.learner_service.algorithms.qmix import Qmix
 from murmur.learner_service.checkpoint import CheckpointFolder, saved_spec
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
-from murmur.results import save_run
+from murmur.results import named_cases, run_command, save_run
 from murmur.shared.config import PluginConfig
 
 DESCRIPTION = "QPLEX beside QMIX on its published game (optimum 8)"
@@ -82,7 +82,10 @@ def trained(config: dict[str, Any]) -> Qmix:
 
 @torch.no_grad()
 def score(name: str, seed: int, updates: int) -> dict[str, Any]:
-    """Train once; return the payoff of greedy play and all values, as payoffs."""
+    """Train once; return the payoff of greedy play and all values, as payoffs.
+
+    Both are by the latest weights, not by their mean, which `murmur evaluate` plays.
+    """
     started = time.monotonic()
     algorithm = trained(configuration(name, seed, updates))
     payoffs = torch.from_numpy(MatrixGame(MatrixConfig(**_ENVIRONMENT), 1).payoffs)
@@ -92,7 +95,7 @@ def score(name: str, seed: int, updates: int) -> dict[str, Any]:
     q = algorithm._q(algorithm.values.agents, observation)
     values = algorithm._mix(algorithm.values, q, joint, None, observation).view(payoffs.shape) / 2
     return {
-        "greedy": float(payoffs[first, second]),
+        "greedy, latest weights": float(payoffs[first, second]),
         "largest error": round(float((values - payoffs).abs().max()), 2),
         "values": "; ".join(" ".join(f"{x:.1f}" for x in row) for row in values.tolist()),
         "seconds": round(time.monotonic() - started),
@@ -110,5 +113,11 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     return {**result, "load_average": psutil.getloadavg()[0]}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run all and save the result."""
+    named_cases(__doc__)
     save_run("qplex", run)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -30,6 +30,7 @@ from benchmarks.acceptance.scores import (
     with_interval,
 )
 from murmur.doctor.machine import RESULTS
+from murmur.results import named_cases, run_command
 
 
 class Quoted(NamedTuple):
@@ -234,6 +235,7 @@ TARGETS = (
 
 def main() -> None:
     """See the module."""
+    named_cases(__doc__)
     file = RESULTS / "systems.md"
     file.write_text(page(RESULTS))
     print(f"written: {file}")
@@ -374,4 +376,4 @@ def _lines(headings: list[str], rows: list[list[str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

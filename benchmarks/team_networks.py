@@ -42,7 +42,7 @@ from murmur.learner_service.checkpoint.resize import with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.results import save_run
+from murmur.results import named_cases, run_command, save_run
 from murmur.shared.config import PluginConfig, Section
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.wire.dataset import OBSERVATION
@@ -302,7 +302,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 def main() -> None:
     """Run all and save the result; cases as arguments: only those, without saving."""
-    if chosen := sys.argv[1:]:
+    if chosen := named_cases(__doc__, CASES):
         for case in chosen:
             print(case, measure(case, 1, _UPDATES))
     else:
@@ -310,4 +310,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

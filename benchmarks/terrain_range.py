@@ -1,4 +1,4 @@
-"""What a terrain team loses by the range of its messages: planners that know more and more.
+"""Losses of a terrain team by the range of its messages: planners that know more and more.
 
     python -m benchmarks.terrain_range [episodes]
 
@@ -51,7 +51,7 @@ from murmur.env_service.envs.terrain.planning import (
     position,
     weigher,
 )
-from murmur.results import save_run
+from murmur.results import run_command, save_run
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import TimeStep
 
@@ -169,7 +169,8 @@ class Searcher:
 
     def _planned(self, mind: int, group: Ints, t: int, usable: bool) -> Ints:
         """Plan a group's moves after time t by what a mind knows and supposes, [A, steps]."""
-        env, game, flights = self._env, self._game, self._flights[mind]
+        env, game = self._env, self._game
+        flights = self._flights[mind]
         looks = np.zeros((len(game.rows), len(game.columns)), np.int16)
         others = flights.copy()
         others[group, t + 1 :] = -1
@@ -253,9 +254,14 @@ def _shown(values: Floats) -> str:
     return f"{values.mean():.4f} [{low:.4f}, {high:.4f}]"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """See the module."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("episodes", type=int, nargs="?", default=500, help="default: 500")
     save_run("terrain_range", partial(run, episodes=parser.parse_args().episodes))
+
+
+if __name__ == "__main__":
+    run_command(main)

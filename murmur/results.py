@@ -1,11 +1,12 @@
 """Results of benchmarks: their origin, and their files, tables and pages."""
 
+import argparse
 import io
 import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +55,30 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def named_cases(document: str | None, cases: Collection[str] = ()) -> list[str]:
+    """Parse the arguments of a benchmark's own command: names of cases, if it has any.
+
+    Args:
+        document: text of its module, which `--help` prints.
+        cases: names that may be given.
+
+    Returns:
+        the given names; none: all cases are meant.
+    """
+    parser = argparse.ArgumentParser(
+        description=document, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if cases:
+        known = ", ".join(cases)
+        parser.add_argument(
+            "cases", nargs="*", metavar="CASE", help=f"only these, without saving: {known}"
+        )
+    found: list[str] = getattr(parser.parse_args(), "cases", [])
+    if unknown := [name for name in found if name not in cases]:  # argparse's choices refuse none
+        parser.error(f"unknown: {', '.join(unknown)}; known: {known}")
+    return found
 
 
 def provenance(module: str = "") -> dict[str, Any]:

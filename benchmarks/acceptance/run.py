@@ -239,8 +239,7 @@ def run_candidate(
             costs[steps].append(run.train(steps))
             for way in ("", *candidate.also):
                 seen[steps, way].append(run.evaluate(steps, test, way))
-            if every:
-                curves[steps].append(run.evaluations(steps))
+            curves[steps].append(run.evaluations(steps) if every else {})
             mean = np.mean(seen[steps, ""][-1]) / test.score.divisor
             print(f"{name} {algorithm} seed {seed} at {steps}: {mean:.3f}", flush=True)
         commits.append(run.commit())
@@ -262,8 +261,9 @@ def run_candidate(
             }
             for way in candidate.also:
                 line[way] = _scored(np.array(seen[steps, way]) / test.score.divisor)
-            if every:
-                line["evaluations"] = _evaluated(curves[steps], every, unpaid, test.score.divisor)
+            evaluated = _evaluated(curves[steps], every, unpaid, test.score.divisor)
+            if evaluated:
+                line["evaluations"] = evaluated
             lines.append(line)
         yield lines
 
@@ -293,7 +293,7 @@ def _evaluated(
 ) -> dict[str, Any]:
     """Return the best of the evaluations during training, as EPyMARL's authors report it.
 
-    It is that of the highest mean over the seeds.
+    It is that of the highest mean over the seeds. Nothing is returned if they share no evaluation.
 
     Args:
         curves: of each seed, the mean return of every evaluation by its number.
@@ -302,6 +302,8 @@ def _evaluated(
         divisor: divisor of returns that gives published units.
     """
     numbers, means = common_evaluations(curves)
+    if not numbers:
+        return {}
     means = (means - unpaid) / divisor
     best = int(means.mean(axis=0).argmax())
     at = {"best": best, "last": len(numbers) - 1}
@@ -313,6 +315,7 @@ def _evaluated(
 
 def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
     """Return random and scripted scores in the evaluated episodes, in published units."""
+    config = config.changed({"evaluation.environment": {}})  # that of evaluations during training
 
     def play(baseline: str) -> float:
         result = run_baseline(config, baseline, test.episodes, test.first_seed)
@@ -343,12 +346,13 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
     results |= {"test": name, "title": test.title, "unit": score.unit, "divisor": score.divisor}
     results |= {"scripted_is": score.scripted_is, "episodes": test.episodes}
     good = True
+    missing: list[str] = []
     for algorithm in wanted or list(test.algorithms):
         candidate = test.algorithms[algorithm]
         config = experiment(name, test, algorithm, 1)
         if not built(config):
             print(f"{name} {algorithm}: not built")
-            results["entries"].setdefault(algorithm, {"not_built": True})
+            missing.append(algorithm)
             continue
         if not long and all(goal.long for goal in candidate.goals):
             print(f"{name} {algorithm}: only with --long")
@@ -358,16 +362,22 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
         if results.get("anchors_of") != played:
             results |= {"anchors": anchors(test, config), "anchors_of": played}
         origin = provenance(_MODULE)
-        lines = list[dict[str, Any]]()
+        lines: list[dict[str, Any]] = []
         for lines in run_candidate(name, test, algorithm, seeds or candidate.seeds, long):
             if file.is_file():  # another call may have written meanwhile
                 results["entries"] = _kept(file, test)["entries"]
+            earlier = results["entries"].get(algorithm, {})
+            if is_partial(lines, earlier, len(candidate.seeds)):
+                print(f"{name} {algorithm}: the result kept is of more seeds, so it stays")
+                continue
             results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
                 "config": config.model_dump(mode="json"),
-                "lines": with_earlier(lines, results["entries"].get(algorithm, {})),
+                "lines": with_earlier(lines, earlier),
             }
             write(file, results)
         good &= all(line["passed"] for line in lines)
+    for algorithm in missing:
+        results["entries"].setdefault(algorithm, {"not_built": True})
     write(file, results)
     print(page(results))
     return good
@@ -378,6 +388,19 @@ def _kept(file: Path, test: Task) -> dict[str, Any]:
     results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
     results["entries"] = {k: e for k, e in results["entries"].items() if k in test.algorithms}
     return results
+
+
+def is_partial(lines: list[dict[str, Any]], entry: dict[str, Any], wanted: int) -> bool:
+    """Tell whether new lines are of fewer seeds than a test wants and an earlier entry has.
+
+    Args:
+        lines: new lines, all of the same seeds.
+        entry: earlier entry of the algorithm.
+        wanted: number of seeds that the test wants.
+    """
+    steps, number = [line["env_steps"] for line in lines], len(lines[0]["seeds"])
+    before = [len(x["seeds"]) for x in entry.get("lines", []) if x["env_steps"] in steps]
+    return number < min(wanted, max(before, default=0))
 
 
 def with_earlier(lines: list[dict[str, Any]], entry: dict[str, Any]) -> list[dict[str, Any]]:
@@ -429,6 +452,8 @@ def main() -> int:
         print(overview([name.upper() for name in arguments.tests] or published()))
         return 0
     if arguments.matrix:
+        if arguments.tests:
+            parser.error(f"--matrix is of {', '.join(defaults())}, all of them: leave out TEST")
         MATRIX.write_text(matrix(defaults()))
         print(f"written: {MATRIX}")
         return 0

@@ -48,23 +48,29 @@ def bootstrap_interval(scores: Floats) -> tuple[float, float]:
 
 
 def scores(result: EvaluationResult, steps: int) -> Floats:
-    """Return S of each episode, [E]: its return or, if steps > 0, its first `steps` rewards.
+    """Return S of each episode, [E]: its return or, if steps > 0, see `sums`."""
+    return sums(result.curves["return"], steps) if steps else result.metrics["return"]
+
+
+def sums(curves: Floats, steps: int) -> Floats:
+    """Return the sum of each episode's first `steps` rewards, [E]; 0: of all its rewards.
 
     Where an episode ends before, the next one follows, after the last one the first.
+
+    Args:
+        curves: [E, T + 1] rewards so far; NaN after the end.
+        steps: number of steps to count.
     """
-    if not steps:
-        return result.metrics["return"]
-    curves = result.curves["return"]  # [E, T + 1] rewards so far; NaN after the end
     lengths = (~np.isnan(curves)).sum(axis=1) - 1
-    sums = np.zeros(len(curves))
+    found = np.zeros(len(curves))
     for first in range(len(curves)):
-        left, episode = steps, first
+        left, episode = steps or lengths[first], first
         while left:
             taken = min(left, lengths[episode])
-            sums[first] += curves[episode, taken]
+            found[first] += curves[episode, taken]
             left -= taken
             episode = (episode + 1) % len(curves)
-    return sums
+    return found
 
 
 def common_evaluations(seeds: Sequence[Mapping[int, float]]) -> tuple[list[int], Floats]:

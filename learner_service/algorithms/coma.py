@@ -106,9 +106,14 @@ class Config(options.OnPolicyCriticConfig):
     @model_validator(mode="before")
     @classmethod
     def _of_an_earlier_run(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic's
-        """Keep the critic's value where only `advantage` is not said: such a run knew no other."""
-        if isinstance(data, dict) and cls.__annotations__.keys() - data.keys() == {"advantage"}:
-            return {**data, "advantage": "critic"}
+        """Keep what runs knew that say all but `advantage`, or all but that and normalization.
+
+        A run keeps its whole configuration, so it began before these options came. Options that a
+        plug-in adds do not matter.
+        """
+        missing = Config.__annotations__.keys() - data.keys() if isinstance(data, dict) else set()
+        if "advantage" in missing and missing <= {"advantage", "normalize_rewards"}:
+            return {"normalize_rewards": False, **data, "advantage": "critic"}
         return data
 
 

@@ -15,6 +15,7 @@ from benchmarks.acceptance.scores import (
     bootstrap_interval,
     interquartile_mean,
     scores,
+    sums,
 )
 from benchmarks.acceptance.task import (
     Goal,
@@ -43,13 +44,13 @@ TINY = {
         "network": {"name": "mlp", "hidden": [8]},
     },
     "algorithms": {
+        "dmax": {"goals": [{"env_steps": 400, "at_least": 0}], "config": {}},
         "mappo": {
             "seeds": [2],
             "goals": [{"env_steps": 400, "at_least": -1}, {"env_steps": 800, "one_of": [1e6]}],
             "also": ["sampled"],
             "config": {"algorithm": {"name": "mappo", "batch_size": 100, "batch_number": 4}},
         },
-        "qmax": {"goals": [{"env_steps": 400, "at_least": 0}], "config": {}},
     },
 }
 
@@ -80,6 +81,7 @@ def test_scores_of_so_many_steps() -> None:
     result = EvaluationResult("toy", "test", 1, {"return": curve[:, 1]}, {"return": curve})
     assert scores(result, 0).tolist() == [1, -1, 0]
     assert scores(result, 2).tolist() == [2, -1 + 0, 5]
+    assert sums(curve, 0).tolist() == [3, -1, 5]
     # 3 - 1 + 0; -1 + 5 + 2; 5 + 3
     assert scores(result, 5).tolist() == [2, 6, 8]
 
@@ -93,6 +95,7 @@ def test_the_best_evaluation_has_the_highest_mean_over_seeds() -> None:
         100,
     )
     assert found["best"]["means"] == [1.5, 1.5]
+    assert run._evaluated([{0: 1.0}, {}], every=50, unpaid=1.0, divisor=2.0) == {}
     line = {"goal": ">= 0", "score": 1.0, "low": None, "high": None, "S": 1.0, "seeds": [1]}
     line |= {"env_steps": 100, "means": [1.0], "cpu_s": [None], "passed": True}
     results: dict[str, Any] = {"test": "A0", "title": "", "unit": "S", "divisor": 1, "episodes": 1}
@@ -128,6 +131,13 @@ def test_later_steps_of_spread_pay_what_the_original_does() -> None:
         update={"evaluation": config.evaluation.model_copy(update={"first_seed": 0, "episodes": n})}
     )
     assert run._unpaid(config, 1) == pytest.approx(paid[0].mean(), abs=1e-4)
+
+
+def test_anchors_do_not_depend_on_evaluations_during_training() -> None:
+    test = load_task("A5").model_copy(update={"episodes": 4})
+    config = experiment("A5", test, "qmix", 1)
+    assert config.evaluation.environment
+    assert run.anchors(test, config) == run.anchors(test, experiment("A5", test, "coma", 1))
 
 
 @pytest.mark.parametrize(
@@ -218,6 +228,8 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (run, page):
         monkeypatch.setattr(module, "RESULTS", results)
     monkeypatch.chdir(tmp_path)
+    results.mkdir()
+    (results / "acceptance-T1.json").write_text('{"entries": {}}')  # read again after each seed
     assert not run.run_task("T1", [], (), False)  # no policy earns a million
 
     saved = json.loads((results / "acceptance-T1.json").read_text())
@@ -228,11 +240,11 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(first["sampled"]["means"]) == len(first["trained_at"]) == 1
     assert all(x > 0 for x in first["cpu_s"] + first["minutes"])
     assert second["cpu_s"][0] > first["cpu_s"][0]
-    assert saved["entries"]["qmax"] == {"not_built": True}
+    assert saved["entries"]["dmax"] == {"not_built": True}
     # Uniform play earns (0 + 0 + 10 + 0 + 2 + 0 + 10 + 0 + 0) / 9 a round, 61 in 25.
     assert saved["anchors"]["random"] == pytest.approx(61, abs=25)
     text = (results / "acceptance-T1.md").read_text()
-    assert "Not built: qmax." in text
+    assert "Not built: dmax." in text
     assert "By actions drawn from the policy, not its likeliest: mappo after 400 steps" in text
     assert "**fail**" in text
 
@@ -243,7 +255,7 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = json.loads((results / "acceptance-T1.json").read_text())
     assert again["entries"]["mappo"]["lines"][0]["means"] == first["means"]
     assert again["entries"]["mappo"]["lines"][0]["cpu_s"] == first["cpu_s"]  # not the second's
-    assert again["entries"]["qmax"] == {"not_built": True}
+    assert again["entries"]["dmax"] == {"not_built": True}
 
     # Other episodes cannot be played any more by what the policy was at the first goal.
     (tasks / "t1.yaml").write_text(yaml.safe_dump(dict(TINY, episodes=7)))
@@ -257,12 +269,33 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = json.loads((results / "acceptance-T1.json").read_text())["anchors"]
     assert half == {name: x / 2 for name, x in saved["anchors"].items()}
 
-    with pytest.raises(ConfigError, match="no test of coma; it has mappo, qmax"):
+    with pytest.raises(ConfigError, match="no test of coma; it has dmax, mappo"):
         run.run_task("T1", ["coma"], (), False)
     changed = dict(TINY, config=TINY["config"] | {"network": {"name": "mlp", "hidden": [9]}})
     (tasks / "t1.yaml").write_text(yaml.safe_dump(changed))
     with pytest.raises(ConfigError, match="another configuration than the test has now"):
         run.run_task("T1", ["mappo"], (2,), False)
+
+
+def test_an_entry_stays_until_as_many_seeds_are_there() -> None:
+    def lines(*seeds: int) -> list[dict[str, Any]]:
+        return [{"env_steps": 5, "seeds": list(seeds)}]
+
+    earlier = {"lines": [*lines(1, 2, 3), {"env_steps": 9, "seeds": [1, 2, 3, 4, 5]}]}
+    assert run.is_partial(lines(1, 2), earlier, wanted=5)
+    assert not run.is_partial(lines(1, 2, 3), earlier, wanted=5)
+    assert not run.is_partial(lines(1), earlier, wanted=1)  # all that the test wants
+    for nothing in ({}, {"not_built": True}, {"lines": lines(1)}):
+        assert not run.is_partial(lines(1), nothing, wanted=5)
+
+
+def test_a_page_of_all_takes_no_test(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["acceptance", "D1", "--matrix"])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert "--matrix is of D1, " in capsys.readouterr().err
 
 
 def test_a_line_that_was_not_repeated_keeps_its_own_origin() -> None:

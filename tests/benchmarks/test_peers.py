@@ -23,13 +23,24 @@ def test_a_score_measured_as_the_peer_does_decides() -> None:
     alike = Score(2.7, 2.6, 2.8, 50, 3)
     row = _row(1, 1.4, "fewer steps")._replace(other_dynamics=True, alike=alike)
     assert row.verdict() == "higher"
+    assert "As theirs: " in page([row])
     assert "| 1.2 [1, 1.4] | 50, 3 | 2.7 [2.6, 2.8] | peer | 2 [1.5, 2.5] |" in page([row])
 
 
 def test_a_score_is_shown_with_its_interval_and_budget() -> None:
-    assert "| 2.8 [2.6, 3] | 50, 3 |  | peer | 2 [1.5, 2.5] | 100, 5 | higher |" in page(
-        [_row(2.6, 3)]
-    )
+    shown = page([_row(2.6, 3)])
+    assert "| 2.8 [2.6, 3] | 50, 3 | peer | 2 [1.5, 2.5] | 100, 5 | higher |" in shown
+    assert "as theirs" not in shown.lower()
+
+
+def test_a_score_that_lacks_seeds_is_not_compared() -> None:
+    assert _row(2.6, 3)._replace(wanted=5).verdict() == "not complete: 3 of 5 seeds"
+
+
+def test_dynamics_are_no_reason_of_a_score_in_the_same() -> None:
+    row = _row(1, 1.4, REASONS["A5", "qmix"])._replace(other_dynamics=True)
+    assert row.verdict().startswith("lower: 2.8 by the order of motion")
+    assert row._replace(alike=row.ours).verdict() == "lower: not known"
 
 
 def test_every_committed_lower_score_has_its_reason() -> None:

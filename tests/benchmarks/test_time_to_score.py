@@ -1,8 +1,10 @@
 """Times to a score: points counted by hand, CPU of real processes."""
 
+import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,14 @@ import pytest
 import torch
 
 from benchmarks._peer_training import Kept
-from benchmarks.time_to_score import TASKS, CpuClock, compare, play_randomly, reached_at
+from benchmarks.time_to_score import (
+    TASKS,
+    CpuClock,
+    asked_of,
+    compare,
+    play_randomly,
+    reached_at,
+)
 
 _BURN = "import time\nwhile time.process_time() < 0.6: pass"
 
@@ -87,3 +96,15 @@ def test_clock_counts_the_cpu_of_processes_and_their_children() -> None:
 def test_random_policy_scores_as_known(name: str) -> None:
     known = {"pendulum": -1200, "cartpole": 22}[name]
     assert play_randomly(TASKS[name]) == pytest.approx(known, rel=0.15)
+
+
+def test_score_of_so_many_steps_goes_on_in_further_episodes() -> None:
+    """Each step of CartPole pays 1, and random play ends after some 22."""
+    assert play_randomly(replace(TASKS["cartpole"], follow=60)) == 60
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_was_asked_holds_values_by_default(name: str) -> None:
+    asked = asked_of(TASKS[name], "murmur")["settings"]
+    assert {"gamma", "max_grad_norm"} <= asked["algorithm"].keys()
+    assert json.loads(json.dumps(asked)) == asked

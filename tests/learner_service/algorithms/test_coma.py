@@ -3,14 +3,14 @@
 import copy
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from murmur.learner_service.algorithms.coma import Coma
+from murmur.learner_service.algorithms.coma import Coma, Config
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.distributions import sample
 from murmur.learner_service.layers.inputs import CriticInputs, InputOptions, Inputs
@@ -34,6 +34,33 @@ from tests.learner_service.toys import (
     random_batch,
     vector_spec,
 )
+
+
+class _Added(Config):
+    """Options of a plug-in: one more."""
+
+    horizon: int = 3
+
+
+class _Own(Config):
+    """Options of a plug-in: one with a default of its own."""
+
+    advantage: Literal["critic", "return"] = "return"
+
+
+@pytest.mark.parametrize("model", [Config, _Added, _Own])
+def test_only_runs_of_before_an_option_keep_what_they_knew(model: type[Config]) -> None:
+    whole = model().model_dump()
+    default = whole.pop("advantage")
+    without_advantage = model(**whole)
+    assert (without_advantage.advantage, without_advantage.normalize_rewards) == ("critic", True)
+    del whole["normalize_rewards"]
+    earliest = model(**whole)
+    assert (earliest.advantage, earliest.normalize_rewards) == ("critic", False)
+    for said in ({"td_lambda": 0.5}, {"normalize_rewards": False}, whole | {"advantage": "return"}):
+        found = model(**said)
+        assert found.advantage == said.get("advantage", default)
+        assert found.normalize_rewards == said.get("normalize_rewards", True)
 
 
 # 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5; by returns 5 - 2 = 3, 0.5 - 0.5 = 0. The

@@ -20,7 +20,7 @@ DQN = {
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
     "ppo": ("mappo", ALONE),
-    "vdn": ("qmix", {"mixer": "vdn"}),
+    "vdn": ("qmix", {"mixer": "vdn", "gamma": 0.99}),
     "iql": ("qmix", {"mixer": "none", **DQN}),
     "qplex": ("qmix", {"mixer": "qplex", "mixer_hidden": 64}),
     "ddpg": ("maddpg", {**ALONE, **AN_UPDATE_A_ROW}),
