@@ -52,7 +52,7 @@ class RunConfig(Section):
         0,
         ge=0,
         description="stop after this many environment steps (all agents act in one), or, with a "
-        "source, samples trained, or, offline, transitions learned from; 0: no limit",
+        "source, samples trained, or, offline, rows learned from; 0: no limit",
     )
     max_minutes: float = Field(0, ge=0, description="stop after this many minutes; 0: no limit")
     max_episodes: int = Field(
@@ -641,8 +641,8 @@ class ExperimentConfig(Section):
             return self
         if not self.dataset:
             raise ValueError(
-                "run.offline=true: there is nothing to learn from; set imitation.dataset or, if the "
-                "algorithm has a replay, its replay.dataset to a folder of `murmur record`"
+                "run.offline=true: there is nothing to learn from; set imitation.dataset or, if "
+                "the algorithm has a replay, its replay.dataset to a folder of `murmur record`"
             )
         if self.run.max_episodes:
             raise ValueError(
