@@ -76,7 +76,7 @@ def test_a_dataset_alone_is_learned_from_and_the_run_resumes(
     assert not second["rows_dropped"]
 
 
-def test_a_resumed_offline_run_names_the_updates_of_its_checkpoint(
+def test_a_resumed_offline_run_names_its_checkpoints_updates(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = cloning(dataset(tmp_path / "data", SPEC), max_updates=5)

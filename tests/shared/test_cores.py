@@ -156,7 +156,7 @@ def test_workers_have_what_the_learner_leaves(
 @pytest.mark.parametrize(
     ("cores", "learners", "threads"), [(2, 1, 2), (4, 1, 3), (8, 2, 3), (64, 1, 8)]
 )
-def test_learners_have_the_processors_of_workers_that_never_start(
+def test_offline_learners_have_the_processors_of_workers(
     cores: float, learners: int, threads: int
 ) -> None:
     offline = config(run={"offline": True}, imitation={"dataset": "data"})

@@ -48,7 +48,7 @@ def test_updates_of_a_dataset_alone_are_a_pace_and_shown() -> None:
     assert "environments start" not in screen.getvalue()
 
 
-def test_an_ordinary_run_that_clones_first_shows_environment_steps() -> None:
+def test_a_run_that_clones_first_shows_environment_steps() -> None:
     screen = io.StringIO()
     with TrainingView(RunConfig(), Console(file=screen, width=120, force_terminal=True)) as view:
         view.update({"updates": 3, "seconds": 1.0, "rows_received": 0, "env_steps": 0})
