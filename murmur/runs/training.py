@@ -134,7 +134,7 @@ def _with_auto_ports(config: ExperimentConfig, changed: Sequence[list[Any]]) -> 
         config: configuration of the run, changed.
         changed: paths of keys that this command sets, of a whole section too.
     """
-    usual = {}
+    usual: dict[str, None] = {}
     for key, port in USUAL_PORTS.items():
         section, name = key.split(".")
         is_set = [section] in changed or [section, name] in changed
