@@ -53,7 +53,7 @@ def compare_ranks(
 
 
 def count_transitions(ranks: RankSync, update: Update | None, over: bool) -> bool:
-    """Count an update's transitions as environment steps: no environment takes any; a Step."""
+    """Count an update's rows as environment steps: no environment takes any; a Step."""
     if update is None or not update.kept:
         return over
     own = update.batch.size

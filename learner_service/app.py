@@ -105,7 +105,8 @@ def run_learner(
             if loaded is None:
                 context.folder.keep_config()
             elif not serve_only:
-                logger.info("resumed %s: %d updates", loaded[0], context.progress.updates)
+                path, state = loaded  # an offline run may have learned on by now
+                logger.info("resumed %s: %d updates", path, state["progress"]["updates"])
             name = f"learner-{group.rank}" if group.rank else "learner"
             ports_file = run_dir / ("serve.json" if serve_only else f"{name}.json")
             _listen(run, credentials, stop, ports_file, on_ready)
@@ -370,18 +371,21 @@ def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
 def _await_evaluation(run: Run | SupervisedRun, stop: threading.Event) -> None:
     """Let the evaluation of the final policy come to its end, in bounded time, on all ranks."""
     began, reminded, waited = time.monotonic(), False, 0.0
+    none_came = "no evaluator has come: start `murmur env-server --evaluate`"
     while run.context.barrier.await_end(run.busy and waited < _LAST_EVALUATION_S, stop):
         waited = time.monotonic() - began
         if run.busy and waited > _REMIND_OF_EVALUATION_S and not reminded:
             reminded = True
+            under_way = "the evaluation under way"
             logger.warning(
-                "all updates are made; the run ends after the evaluation under way, or without it "
-                "in %.0f s",
+                "all updates are made; the run ends after %s, or without it in %.0f s",
+                f"the last evaluation ({none_came})" if run.lacks_evaluator else under_way,
                 _LAST_EVALUATION_S - waited,
             )
     if run.busy and waited >= _LAST_EVALUATION_S:
+        missing, why = "the evaluation under way", "its episodes have not ended"
+        if run.lacks_evaluator:
+            missing, why = "its last evaluation", none_came
         logger.warning(
-            "the run ends without the evaluation under way: its episodes have not ended within "
-            "%.0f s",
-            _LAST_EVALUATION_S,
+            "the run ends without %s: %s within %.0f s", missing, why, _LAST_EVALUATION_S
         )

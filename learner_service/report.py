@@ -468,7 +468,7 @@ class Report:
 
 
 def _statistics(result: Sequence[float], sign: int) -> Statistics:
-    """Return the spread of an evaluation's result, for which higher is better.
+    """Return the statistics of an evaluation's result, for which higher is better.
 
     Args:
         result: episodes, mean, standard deviation.

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from murmur.learner_service.after_update import (
 from murmur.learner_service.checkpoint import (
     check_spec,
     load_algorithm,
+    saved_config,
     saved_game,
     saved_policy,
     saved_spec,
@@ -139,6 +141,8 @@ class Run:
             context.config, self.spec, self._flight
         )
         if context.loaded:
+            if self._offline:
+                self._require_offline(*context.loaded)
             if config.league.agents:
                 self._league.game = Game.of(saved_game(*context.loaded), config.league)
             with limited(config.learner.memory_limit_gib):
@@ -149,6 +153,20 @@ class Run:
                 self._open(Dataset(config.dataset, key).spec)
         if self._offline:
             context.begin()
+
+    @staticmethod
+    def _require_offline(path: Path, state: dict[str, Any]) -> None:
+        """Refuse to continue a run of environments with a dataset alone.
+
+        Raises:
+            ConfigError: if the checkpoint's run was not offline.
+        """
+        if not saved_config(state, str(path)).run.offline:
+            raise ConfigError(
+                f"run.offline=true: {path} is of a run that learned in environments, which resumes "
+                f"with their rows, not with a dataset alone; start a new run with "
+                f"run.start_from={path} (--from), or set run.offline=false"
+            )
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -575,11 +593,16 @@ class Run:
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation is under way, which the end of a complete run waits for.
+        """Return True if there is an evaluation that the end of a complete run waits for.
 
         An offline run may be complete before its evaluator is there.
         """
-        return self.scheduler.busy or (self._offline and self.scheduler.awaits_evaluator)
+        return self.scheduler.busy or self.lacks_evaluator
+
+    @property
+    def lacks_evaluator(self) -> bool:
+        """Return True if an offline run has an evaluation due, and no evaluator has come yet."""
+        return self._offline and self.scheduler.awaits_evaluator
 
     def drain(self) -> None:
         """Stop answering training sessions, and wait for the rows they are working on."""

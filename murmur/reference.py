@@ -25,9 +25,9 @@ _NOTE = "Written by `python -m murmur.reference`; a test compares this page with
 _METRICS = """\
 Both services serve Prometheus text at `/metrics` and their health at `/healthz`: the learner on
 `learner.metrics_port` (9101), an environment server on `env_server.metrics_port` (9102). If these
-are in use and not set, both take other ports, which are in `learner.json` of the run's folder and
-in the logs. The learner also serves the `process_*` metrics of Prometheus's Python client. A
-histogram `x` is served as `x_bucket`, `x_sum` and `x_count`.
+are in use and not set, both take other ports: the logs say them, and `learner.json` of the run's
+folder the learner's. The learner also serves the `process_*` metrics of Prometheus's Python client.
+A histogram `x` is served as `x_bucket`, `x_sum` and `x_count`.
 [reliability.md](../reliability.md#the-balance) shows how the counters of time steps (rows) balance.
 """
 _TYPES = {

@@ -49,7 +49,7 @@ class Config(mappo.Config):
 
     @override
     def reward_sets(self, num_agents: int) -> tuple[int, ...]:
-        """Return one set: agents learn from the team's reward."""
+        """Return one number for all agents: they learn from the team's reward."""
         return (0,) * num_agents
 
 
@@ -199,7 +199,7 @@ class Happo(Mappo):
         self, words: Tensor, memory: Tensor | None, number: int, names: Round
     ) -> None:
         fixed = self._fixed
-        fixed.add_columns(words)  # those of the last turn; nothing stale is gathered
+        fixed.add_columns(words)  # those of the last round; nothing stale is gathered
         for start in range(0, number, self._block):
             out = self._call(self._ratios[names[0]], fixed.gather(words, memory, 0, start))
             fixed.scale_column("advantage", start, out["ratio"])

@@ -181,9 +181,10 @@ class SupervisedRun:
         sessions: serves the sessions that send samples.
         run_seed: run.seed.
         busy: False: evaluations are made by the learner itself.
+        lacks_evaluator: False: it needs none.
     """
 
-    busy = False
+    busy, lacks_evaluator = False, False
 
     def __init__(self, context: RunContext) -> None:
         """Make what there is before the first session; open the run if a checkpoint has the source.

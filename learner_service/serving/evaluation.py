@@ -176,13 +176,13 @@ class EvaluationScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation is under way, or due while an evaluator is connected."""
+        """Return True if an evaluation is under way, or due while an evaluator is connected."""
         with self._lock:
             asked = time.monotonic() - self._asked < _ASKED_LATELY_S
             return bool(self._running) or (self._due is not None and asked)
 
     @property
     def awaits_evaluator(self) -> bool:
-        """Whether an evaluation is due and no evaluator has asked for one yet."""
+        """Return True if an evaluation is due and no evaluator has asked for one yet."""
         with self._lock:
             return self._due is not None and self._asked == -math.inf

@@ -22,6 +22,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 SILENT_S = 60.0  # without a line of progress; updates may take as long
 STARVED_S = 30.0  # without a row
 NO_UPDATE_S = 600.0
+_SLOW_OR_DEAD = "An update may take as long; else see logs/learner.log and `murmur doctor`."
 _LONGEST = 4000  # characters of a log's line; the page links the log for the rest
 
 
@@ -96,7 +97,13 @@ def _message(line: str) -> str:
 
 
 def alerts_of_progress(
-    last: Mapping[str, Any], moved: Movement, now: float, *, running: bool, log_every_s: float
+    last: Mapping[str, Any],
+    moved: Movement,
+    now: float,
+    *,
+    running: bool,
+    log_every_s: float,
+    offline: bool,
 ) -> Iterator[Alert]:
     """Yield the alerts that follow from the newest record of progress.
 
@@ -106,6 +113,7 @@ def alerts_of_progress(
         now: time in seconds since 1970.
         running: True if the run is under way.
         log_every_s: value of learner.log_every_s.
+        offline: value of run.offline.
     """
     wrong = [
         name
@@ -130,23 +138,25 @@ def alerts_of_progress(
     if broken := (last.get("samples") or {}).get("broken"):
         yield Alert("warning", f"{short_number(broken)} samples are broken and left out")
     if running and last:
-        yield from _standstill(last, moved, now, log_every_s)
+        yield from _standstill(last, moved, now, log_every_s, offline=offline)
 
 
 def _standstill(
-    last: Mapping[str, Any], moved: Movement, now: float, log_every_s: float
+    last: Mapping[str, Any], moved: Movement, now: float, log_every_s: float, *, offline: bool
 ) -> Iterator[Alert]:
     """Yield an alert if a run that is under way makes no progress."""
-    silent = now - (last.get("time") or now)
+    written = last.get("time") or now
+    silent, idle = now - written, moved.still_s("updates", written)
     counter = "rows_trained" if last.get("samples") else "rows_received"
-    still = moved.still_s(counter, last.get("time") or now)
-    # A dataset is learned from without rows: in the first updates, or alone.
-    of_dataset = last.get("updates") and not (last.get(counter) and last.get("env_steps"))
+    still = moved.still_s(counter, written)
+    # A dataset is learned from without rows: in the first updates, while they come, or alone.
+    cloning = last.get("updates") and not (last.get(counter) and last.get("env_steps"))
+    of_dataset = offline or (cloning and idle <= STARVED_S)
     if silent > max(SILENT_S, 10 * log_every_s):
         yield Alert(
             "error",
             f"no progress for {duration(silent)}: the learner writes nothing",
-            "An update may take as long; else see logs/learner.log and `murmur doctor`.",
+            _SLOW_OR_DEAD,
         )
     elif still > STARVED_S and not of_dataset:
         yield Alert(
@@ -156,7 +166,9 @@ def _standstill(
             else f"no sample was trained for {duration(still)}",
             "See logs/env-server.log: do its environments hang, or start again and again?",
         )
-    elif (idle := moved.still_s("updates", last.get("time") or now)) > NO_UPDATE_S:
+    elif idle > NO_UPDATE_S and offline:
+        yield Alert("warning", f"there was no update for {duration(idle)}", _SLOW_OR_DEAD)
+    elif idle > NO_UPDATE_S:
         yield Alert(
             "warning",
             f"rows come, but there was no update for {duration(idle)}",

@@ -230,9 +230,13 @@ class RunView:
         """Return the alerts, the most severe first."""
         now, running = time.time(), state == "running"
         found = [*self._logs.alerts(), *learning_alert(self._run)]
-        every = self._config.learner.log_every_s
         found += alerts_of_progress(
-            self._last, self._moved, now, running=running, log_every_s=every
+            self._last,
+            self._moved,
+            now,
+            running=running,
+            log_every_s=self._config.learner.log_every_s,
+            offline=self._config.run.offline,
         )
         if time.monotonic() - self._examined > _EXAMINE_S and self._reading is None:
             self._examined = time.monotonic()

@@ -120,6 +120,7 @@ class Child:
     retry_at: float = 0.0
     deaths_in_a_row: int = 0
     settled: bool = False
+    _restarts: bool = False
     _log_start: int = 0
     _failure: str = ""
     _memory_kills: MemoryKills = field(default_factory=MemoryKills)
@@ -132,7 +133,7 @@ class Child:
             ResourceError: if the system cannot start it.
         """
         fds, variables = self.lock.handed_down()
-        self.settled = False
+        self.settled, self._restarts = False, False
         self._memory_kills = MemoryKills()
         with self.log.open("ab") as log:
             self._log_start = log.tell()
@@ -162,6 +163,9 @@ class Child:
         message = last_error(self.log, self._log_start)
         if code == 2:
             raise ChildError(message or f"{self.name} failed; see {self.log}")
+        if self._restarts:
+            self.start()
+            return code
         # A signal comes from outside: try again.
         own = code > 0 and code != LOST and not self.settled
         failure = re.sub(r"0x[0-9a-f]+|\d+", "#", message) if own else ""
@@ -184,6 +188,11 @@ class Child:
                 )
             say(f"{self.name} ended ({how}); starting it again in {pause:.0f} s")
         return code
+
+    def restart(self) -> None:
+        """Tell it to end, if it is running; `tend` starts it again at once: this is no death."""
+        self._restarts = True
+        self.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
         """Send a signal if it is running."""

@@ -158,7 +158,7 @@ class TrainingView(LiveView):
         if self._last:
             cells = [
                 Text("\n").join([plain(name, "dim"), plain(value)])
-                for name, value in _figures(self._last, self._best).items()
+                for name, value in _figures(self._last, self._best, self._run).items()
             ]
             parts.append(Columns(cells, padding=(0, 3), equal=True))
         if self._newest:
@@ -191,7 +191,7 @@ class TrainingView(LiveView):
         """Return the figures as text, in lines of the console's width, indented by the time."""
         at = f"{duration(self._last.get('seconds', 0))}  "
         parts = [self._eta(share)]
-        figures = {} if self._awaits_rows else _figures(self._last, self._best)
+        figures = {} if self._awaits_rows else _figures(self._last, self._best, self._run)
         for name, value in figures.items():
             parts.append(f"{value} {name}" if name in (_RATE, _SAMPLE_RATE) else f"{name} {value}")
             if name == _RATE and not self._last.get("agent_steps_per_s"):
@@ -209,7 +209,7 @@ def _shown(metrics: Mapping[str, Any], best: str) -> dict[str, Any]:
     return {name: metrics[name] for name in names}
 
 
-def _figures(record: Mapping[str, Any], best: str) -> dict[str, str]:
+def _figures(record: Mapping[str, Any], best: str, run: RunConfig) -> dict[str, str]:
     """Return the figures that are shown of a record of progress, by name."""
     updates = {"updates": number(record.get("updates", 0))}
     rate, gpu = number(record.get("agent_steps_per_s")), gpu_figures(record.get("device", {}))
@@ -224,14 +224,9 @@ def _figures(record: Mapping[str, Any], best: str) -> dict[str, str]:
         if samples["broken"]:
             figures["broken samples"] = number(samples["broken"])
         return updates | figures | gpu
-    if record.get("rows_received") == 0 and record.get("updates"):  # of a dataset alone
+    if run.offline:
         losses = {n: number(x) for n, x in record.get("losses", {}).items() if n.endswith("loss")}
-        return (
-            updates
-            | {"transitions": number(record.get("env_steps", 0)), _RATE: rate}
-            | losses
-            | gpu
-        )
+        return updates | {"rows": number(record.get("env_steps", 0)), _RATE: rate} | losses | gpu
     figures = {
         "env steps": number(record.get("env_steps", 0)),
         _RATE: rate,

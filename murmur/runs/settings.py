@@ -21,7 +21,7 @@ from murmur.runs.declared import declared_model, first_lines
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.episode_options import EnvironmentConfig
-from murmur.shared.config.experiment import TRACKERS, ExperimentConfig
+from murmur.shared.config.experiment import ENV_METRICS_PORT, TRACKERS, ExperimentConfig
 from murmur.shared.config.files import (
     Overrides,
     changes_of,
@@ -30,6 +30,7 @@ from murmur.shared.config.files import (
     load,
     set_value,
 )
+from murmur.shared.config.learner import METRICS_PORT, PORT
 from murmur.shared.config.plugins import (
     KINDS,
     load_plugin,
@@ -41,6 +42,12 @@ from murmur.shared.config.text import one_line, plain_data
 from murmur.shared.process.errors import ConfigError
 
 TASK = ("environment", "source")  # kinds of plug-ins: a configuration names one of them
+# Those of auto; runs of earlier versions, and learners started by hand, have them in config.yaml.
+USUAL_PORTS = {
+    "learner.port": PORT,
+    "learner.metrics_port": METRICS_PORT,
+    "env_server.metrics_port": ENV_METRICS_PORT,
+}
 
 
 def has_torch() -> bool:
@@ -324,7 +331,11 @@ def changed(config: ExperimentConfig) -> dict[str, Any]:
     base = dict(flatten(resolved_data(ExperimentConfig(**bare))))
     needed = {f"{kind}.name" for kind in bare}
     needed |= {f"{kind}.{key}" for kind in bare for key, _ in flatten(bare[kind].options)}
-    return {key: value for key, value in flatten(whole) if key in needed or value != base.get(key)}
+    return {
+        key: value
+        for key, value in flatten(whole)
+        if key in needed or value not in (base.get(key), USUAL_PORTS.get(key, base.get(key)))
+    }
 
 
 def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:

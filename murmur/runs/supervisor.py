@@ -208,7 +208,7 @@ class Supervisor:
         if all(ports) and ports != self._ports:
             self._ports = ports
             for child in self.others:
-                child.signal(signal.SIGTERM)
+                child.restart()
 
     def _report(self) -> None:
         if self._tells_start and (lines := self._run.read_json("started_from.json").get("words")):

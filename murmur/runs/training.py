@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,11 +23,11 @@ from murmur.runs.live_view import TrainingView
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.run_list import folder_size
 from murmur.runs.scores import Metric
-from murmur.runs.settings import TASK, with_plugin_defaults
+from murmur.runs.settings import TASK, USUAL_PORTS, with_plugin_defaults
 from murmur.runs.supervisor import StopRequested, Supervisor
 from murmur.shared.config.cores import with_threads, with_workers
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.files import Overrides, changes_of, config_names, load
+from murmur.shared.config.files import Overrides, all_changes, changes_of, config_names, load
 from murmur.shared.config.text import without_secrets
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.files import size_text, write_whole
@@ -99,11 +99,15 @@ def prepare(
         raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
     learners = learners or 1
     settings = with_plugin_defaults(load(config, overrides, environ), TASK)
+    if resume:
+        paths = [path for path, _, _ in all_changes(overrides, environ)]
+        settings = _with_auto_ports(settings, paths)
     settings = with_workers(with_threads(settings, learners), learners)
     server = settings.env_server
     # A worker of a sync run has one learner, that of a source one session.
     one = settings.learner.pipeline == "sync" or settings.supervised
-    if server.num_workers * (1 if one else server.sessions_per_worker) < learners:
+    sessions = server.num_workers * (1 if one else server.sessions_per_worker)
+    if not settings.run.offline and sessions < learners:
         raise ConfigError(
             f"{learners} learners with env_server.num_workers={server.num_workers} leaves a "
             f"learner without a session; set env_server.num_workers={learners} or more"
@@ -121,6 +125,22 @@ def prepare(
         folder.lock.release()
         raise
     return Prepared(settings, folder, resume, learners)
+
+
+def _with_auto_ports(config: ExperimentConfig, changed: Sequence[list[Any]]) -> ExperimentConfig:
+    """Return a resumed run's configuration with auto for usual ports that only its file sets.
+
+    Args:
+        config: configuration of the run, changed.
+        changed: paths of keys that this command sets, of a whole section too.
+    """
+    usual: dict[str, None] = {}
+    for key, port in USUAL_PORTS.items():
+        section, name = key.split(".")
+        is_set = [section] in changed or [section, name] in changed
+        if getattr(getattr(config, section), name) == port and not is_set:
+            usual[key] = None
+    return config.changed(usual)
 
 
 def run_to_resume(config: Source | None, run: Path | None, overrides: Overrides) -> RunFolder:
@@ -247,7 +267,7 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     if samples := last.get("samples"):
         made = f"{samples['epoch']} epochs, {number(last.get('env_steps', 0))} samples trained"
     elif config.run.offline:
-        made = f"{number(last.get('env_steps', 0))} transitions of {config.dataset}"
+        made = f"{number(last.get('env_steps', 0))} rows of {config.dataset}"
     else:
         made = (
             f"{number(last.get('env_steps', 0))} environment steps, "

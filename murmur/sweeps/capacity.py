@@ -124,18 +124,20 @@ def cores_of(config: ExperimentConfig) -> float:
     """Return the number of processors that a run keeps busy.
 
     In the sync pipeline acting and learning take turns. A run that leaves its workers and threads
-    to murmur works with one of each.
+    to murmur works with one of each; an offline run has no workers.
     """
-    workers = config.env_server.num_workers or 1
-    threads = config.learner.num_threads or 1
+    workers, threads = _workers_of(config), config.learner.num_threads or 1
     return max(workers, threads) if config.learner.pipeline == "sync" else workers + threads
 
 
 def memory_of(config: ExperimentConfig) -> float:
     """Return the expected memory of a run [GiB], without knowledge of its environment."""
     evaluator = config.evaluation.on and not config.supervised
-    processes = (config.env_server.num_workers or 1) + evaluator
-    return LEARNER_GIB + PROCESS_GIB * processes
+    return LEARNER_GIB + PROCESS_GIB * (_workers_of(config) + evaluator)
+
+
+def _workers_of(config: ExperimentConfig) -> int:
+    return 0 if config.run.offline else config.env_server.num_workers or 1
 
 
 def shares(config: ExperimentConfig, capacity: Capacity) -> list[str]:

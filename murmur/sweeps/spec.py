@@ -174,7 +174,6 @@ def experiment(
     ports = {"learner.port": 0, "learner.metrics_port": 0, "env_server.metrics_port": 0}
     items = {**ports, **spec.set, **settings, "run.name": name}
     loaded = load(config, [f"{k}={one_line(v)}" for k, v in items.items()])
-    with_plugin_defaults(
-        loaded
-    )  # a wrong option of an algorithm or network too ends the sweep here
+    # A wrong option of an algorithm or network too ends the sweep here.
+    with_plugin_defaults(loaded)
     return with_plugin_defaults(loaded, TASK)

@@ -80,7 +80,7 @@ def choose(
 
     The learner gets a quarter of the processors for learning, and one for acting and the network
     if there are more than two; each other processor gets a worker. Several learners share that
-    quarter, and each has at least one worker.
+    quarter, and each has at least one worker. An offline run has no workers: learning gets theirs.
 
     Args:
         config: configuration of the experiment.
@@ -92,8 +92,10 @@ def choose(
         workers = max(learners, len(learner_addresses(config.env_server.learner)))
         return replace(SYNC_CHOICE, num_workers=workers)
     whole = max(1, math.floor(cores))
-    threads = min(max(1, whole // (4 * learners)), _MOST_THREADS)
     acting = 1 if whole > 2 else 0
+    if config.run.offline:
+        return Choice(learners, min(max(1, whole // learners - acting), _MOST_THREADS))
+    threads = min(max(1, whole // (4 * learners)), _MOST_THREADS)
     workers = whole if alone else whole - learners * (threads + acting)
     places = learners * (config.learner.max_sessions - _PLACES_KEPT)
     most = places // config.env_server.sessions_per_worker

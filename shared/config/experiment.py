@@ -52,7 +52,7 @@ class RunConfig(Section):
         0,
         ge=0,
         description="stop after this many environment steps (all agents act in one), or, with a "
-        "source, samples trained, or, offline, transitions learned from; 0: no limit",
+        "source, samples trained, or, offline, rows learned from; 0: no limit",
     )
     max_minutes: float = Field(0, ge=0, description="stop after this many minutes; 0: no limit")
     max_episodes: int = Field(

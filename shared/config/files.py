@@ -168,6 +168,20 @@ def changes_of(overrides: Overrides) -> Iterator[Change]:
         yield path, value_of(text, where, path), where
 
 
+def all_changes(overrides: Overrides, environ: Mapping[str, str] | None) -> Iterator[Change]:
+    """Yield the changes of environment variables, then the overrides.
+
+    Args:
+        overrides: changes as for `load`.
+        environ: variables MURMUR__A__B=value; None: the process's own.
+
+    Raises:
+        ConfigError: see `changes_of`; for a variable's name that is nearly one of murmur's.
+    """
+    yield from _variables(os.environ if environ is None else environ)
+    yield from changes_of(overrides)
+
+
 def _leaves(path: list[Any], value: object) -> Iterator[Change]:
     """Yield a change for each key in the nested sections of an override."""
     where = f"override {'.'.join(map(str, path))}"
@@ -277,7 +291,7 @@ def load(
         ConfigError: for an invalid configuration, naming the key, the value and the fix.
     """
     data, own_name, file = read_config(name)
-    changes = [*_variables(os.environ if environ is None else environ), *changes_of(overrides)]
+    changes = list(all_changes(overrides, environ))
     for section in PLUGINS:
         names = [value for at, value, _ in changes if at == [section, "name"]]
         if names:

@@ -153,6 +153,16 @@ def test_workers_have_what_the_learner_leaves(
     assert choose(config(), cores, alone=True).num_workers == alone
 
 
+@pytest.mark.parametrize(
+    ("cores", "learners", "threads"), [(2, 1, 2), (4, 1, 3), (8, 2, 3), (64, 1, 8)]
+)
+def test_offline_learners_have_the_processors_of_workers(
+    cores: float, learners: int, threads: int
+) -> None:
+    offline = config(run={"offline": True}, imitation={"dataset": "data"})
+    assert choose(offline, cores, learners=learners) == Choice(learners, threads)
+
+
 def test_sizes_of_the_deployment_page_are_what_is_chosen() -> None:
     page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
     section = page.partition("## How large")[2].partition("\n## ")[0]

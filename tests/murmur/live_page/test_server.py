@@ -284,6 +284,33 @@ def test_a_run_that_stands_still_is_an_alert(run: RunFolder, page: LivePage) -> 
         learner.communicate()
 
 
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_dataset_explains_missing_rows_only_while_updates_come(
+    run: RunFolder, page: LivePage, offline: bool
+) -> None:
+    """Cloning is over after 9 updates, and no server ever delivers; offline none has to."""
+    if offline:
+        given = ["run.offline=true", "imitation.dataset=data"]
+        run.write_config(load(str(run.path / "config.yaml"), given, {}))
+    now = time.time()
+    cloned = [
+        progress(min(i, 9), time=now - 700 + i, rows_received=0, env_steps=0) for i in range(1, 700)
+    ]
+    append(run, *cloned)
+    learner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        (run.path / "learner.json").write_text(json.dumps({"pid": learner.pid}))
+        answer = state(page)
+        assert answer["state"] == "running"
+        (what,) = [alert["what"] for alert in answer["alerts"]]
+    finally:
+        learner.communicate()
+    if offline:
+        assert what.startswith("there was no update for 11:")
+    else:
+        assert what.startswith("no row came from an environment server for 11:")
+
+
 @pytest.mark.parametrize("counts", [{"rows_received": 0}, {"rows_received": 64, "env_steps": 0}])
 def test_updates_of_a_dataset_need_no_rows(
     run: RunFolder, page: LivePage, counts: dict[str, int]

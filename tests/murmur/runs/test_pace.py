@@ -43,9 +43,17 @@ def test_updates_of_a_dataset_alone_are_a_pace_and_shown() -> None:
             record = {"updates": second, "seconds": float(second), "rows_received": 0}
             view.update(record | {"env_steps": 50 * second, "losses": {"imitation_loss": 0.5}})
     last = " ".join(screen.getvalue().splitlines()[-2:])
-    for part in ("10 %, 1:30 left", "updates 10", "transitions 500", "imitation_loss 0.500"):
+    for part in ("10 %, 1:30 left", "updates 10", "rows 500", "imitation_loss 0.500"):
         assert part in last
     assert "environments start" not in screen.getvalue()
+
+
+def test_a_run_that_clones_first_shows_environment_steps() -> None:
+    screen = io.StringIO()
+    with TrainingView(RunConfig(), Console(file=screen, width=120, force_terminal=True)) as view:
+        view.update({"updates": 3, "seconds": 1.0, "rows_received": 0, "env_steps": 0})
+    assert "env steps" in screen.getvalue()
+    assert "rows" not in screen.getvalue()
 
 
 def test_the_nearest_end_counts() -> None:

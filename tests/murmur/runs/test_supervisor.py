@@ -76,6 +76,21 @@ def test_a_child_that_dies_is_started_again_and_counted(tmp_path: Path) -> None:
     assert "exit code 3" in said[0]
 
 
+def test_a_child_that_is_told_to_start_again_did_not_die(tmp_path: Path) -> None:
+    said: list[str] = []
+    child = tiny("import time; print('here', flush=True); time.sleep(60)", tmp_path)
+    child.backoff = Backoff(30.0, 30.0, lambda: 1.0)  # of deaths
+    child.start()
+    try:
+        wait_until(lambda: "here" in child.log.read_text())
+        child.restart()
+        wait_until(lambda: child.tend(said.append) is not None)
+        wait_until(lambda: child.log.read_text().count("here") == 2)
+    finally:
+        child.kill()
+    assert (child.deaths, said) == (0, [])
+
+
 def test_a_child_that_keeps_dying_ends_the_run(tmp_path: Path) -> None:
     child = tiny("raise SystemExit(1)", tmp_path)
     with pytest.raises(ResourceError, match=r"died 5 times in a row .*tiny\.log"):

@@ -15,7 +15,7 @@ from murmur.runs import supervisor
 from murmur.runs.child import ChildError, child_environment
 from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.settings import with_plugin_defaults
+from murmur.runs.settings import changed, with_plugin_defaults
 from murmur.runs.training import prepare, print_end, train
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import RunConfig
@@ -261,6 +261,44 @@ def test_a_resumed_run_keeps_what_coma_advantages_are_of(
     prepared = prepare(None, (), run=tmp_path, resume=True, learners=None, command="")
     assert with_plugin_defaults(prepared.config).algorithm.options["advantage"] == kept
     prepared.folder.lock.release()
+
+
+OLD_PORTS = {"learner.port": 50051, "learner.metrics_port": 9101, "env_server.metrics_port": 9102}
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "ports"),
+    [
+        ([], {}, [None, None, None]),
+        (["learner.port=50051", "learner={metrics_port: 9101}"], {}, [None, 9101, None]),
+        (["learner.port=50051"], {}, [50051, None, None]),
+        ([], {"MURMUR__ENV_SERVER__METRICS_PORT": "9102"}, [None, None, 9102]),
+        (["learner.port=50052"], {}, [50052, None, None]),
+    ],
+)
+def test_a_resumed_run_takes_usual_ports_of_its_file_for_auto(
+    given: list[str], environ: dict[str, str], ports: list[int | None], tmp_path: Path
+) -> None:
+    saved = [f"{key}={port}" for key, port in OLD_PORTS.items()]
+    RunFolder(tmp_path).write_config(load("spread", saved, {}))
+    assert not OLD_PORTS.keys() & changed(RunFolder(tmp_path).config()).keys()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "update-000001.pt").touch()
+    prepared = prepare(
+        None, given, run=tmp_path, resume=True, learners=None, command="", environ=environ
+    )
+    prepared.folder.lock.release()
+    learner, server = prepared.config.learner, prepared.config.env_server
+    assert [learner.port, learner.metrics_port, server.metrics_port] == ports
+
+
+def test_offline_learners_need_no_worker_each(tmp_path: Path) -> None:
+    alone = ["run.offline=true", "imitation.dataset=data", "env_server.num_workers=1"]
+    few = [*alone, "env_server.sessions_per_worker=1", "env_server.envs_per_worker=8"]
+    run = tmp_path / "run"
+    prepared = prepare("spread", few, run=run, resume=False, learners=2, command="", environ={})
+    prepared.folder.lock.release()
+    assert prepared.learners == 2
 
 
 def test_refused_option_leaves_nothing_and_needs_no_torch_here(tmp_path: Path) -> None:

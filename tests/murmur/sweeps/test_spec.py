@@ -12,7 +12,7 @@ from murmur.shared.config.files import load
 from murmur.shared.config.section import validate
 from murmur.shared.config.text import difference, parse_yaml
 from murmur.shared.process.errors import ConfigError
-from murmur.sweeps.capacity import Gpu, cores_of, measure_capacity, shares
+from murmur.sweeps.capacity import PROCESS_GIB, Gpu, cores_of, measure_capacity, memory_of, shares
 from murmur.sweeps.folder import SweepFolder
 from murmur.sweeps.spec import SweepConfig, load_spec, varied
 
@@ -97,6 +97,10 @@ def test_capacity_divides_cores_and_gpus() -> None:
     sync = load("spread", ["learner.pipeline=sync"], environ={})
     busy = load("spread", ["env_server.num_workers=3", "learner.num_threads=2"], environ={})
     assert [cores_of(c) for c in (config, sync, busy)] == [2, 1, 5]
+    alone = ["run.offline=true", "imitation.dataset=data"]  # no worker ever starts
+    offline = load("spread", [*alone, "env_server.num_workers=3"], environ={})
+    assert cores_of(offline) == 1
+    assert memory_of(offline) == memory_of(config) - PROCESS_GIB
     gpus = [Gpu("H200", "0", 100.0), Gpu("H200", "1", 100.0)]
     told = measure_capacity([config] * 12, 8, gpus)
     assert (told.parallel, told.reason) == (8, "as set")
