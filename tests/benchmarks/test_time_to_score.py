@@ -98,7 +98,7 @@ def test_random_policy_scores_as_known(name: str) -> None:
     assert play_randomly(TASKS[name]) == pytest.approx(known, rel=0.15)
 
 
-def test_score_of_so_many_steps_goes_on_in_further_episodes() -> None:
+def test_score_of_so_many_steps_spans_further_episodes() -> None:
     """Each step of CartPole pays 1, and random play ends after some 22."""
     assert play_randomly(replace(TASKS["cartpole"], follow=60)) == 60
 
