@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -112,32 +112,23 @@ class Task:
         return str(section.get("scenario") or section["arguments"]["id"])
 
 
-_BENCHMARL, _SB3 = "BenchMARL", "Stable-Baselines3"
-_CHOSEN = "the best found for it, benchmarks/benchmarl.py"
+_SB3 = "Stable-Baselines3"
 _ZOO = "those of rl-baselines3-zoo"
+_BALANCE = Task(
+    title="VMAS balance, MAPPO",
+    peer="BenchMARL",
+    algorithm="mappo",
+    settings=EXPERIMENT["mappo"],
+    source="the best found for it, benchmarks/benchmarl.py",
+    config="A6",
+    steps=420_000,
+    interval=30_000,
+    updates=5,
+)
 TASKS = {
-    "balance": Task(
-        title="VMAS balance, MAPPO",
-        peer=_BENCHMARL,
-        algorithm="mappo",
-        settings=EXPERIMENT["mappo"],
-        source=_CHOSEN,
-        config="A6",
-        steps=420_000,
-        interval=30_000,
-        updates=5,
-    ),
-    "navigation": Task(
-        title="VMAS navigation, MAPPO",
-        peer=_BENCHMARL,
-        algorithm="mappo",
-        settings=EXPERIMENT["mappo"],
-        source=_CHOSEN,
-        config="A7",
-        steps=300_000,
-        interval=30_000,
-        updates=5,
-        follow=100,
+    "balance": _BALANCE,
+    "navigation": replace(
+        _BALANCE, title="VMAS navigation, MAPPO", config="A7", steps=300_000, follow=100
     ),
     "pendulum": Task(
         title="Pendulum, SAC",

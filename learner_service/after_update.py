@@ -52,7 +52,7 @@ def compare_ranks(
     return over
 
 
-def count_transitions(ranks: RankSync, update: Update | None, over: bool) -> bool:
+def count_rows(ranks: RankSync, update: Update | None, over: bool) -> bool:
     """Count an update's rows as environment steps: no environment takes any; a Step."""
     if update is None or not update.kept:
         return over

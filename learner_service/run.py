@@ -14,7 +14,7 @@ from murmur.learner_service.after_update import (
     Evaluate,
     KeepOpponents,
     MoveCurriculum,
-    count_transitions,
+    count_rows,
 )
 from murmur.learner_service.checkpoint import (
     check_spec,
@@ -444,7 +444,7 @@ class Run:
                 yield measure
             keeper = context.keeper
             if self._offline:
-                yield partial(count_transitions, context.ranks)
+                yield partial(count_rows, context.ranks)
             if curriculum is not None:
                 yield MoveCurriculum(curriculum, context.ranks)
             yield KeepOpponents(self._league, algorithm, keeper, context.metrics)

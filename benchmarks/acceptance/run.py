@@ -296,7 +296,7 @@ def _evaluated(
     It is that of the highest mean over the seeds. Nothing is returned if they share no evaluation.
 
     Args:
-        curves: of each seed, the mean return of every evaluation by its number.
+        curves: mean returns of a seed's evaluations by their numbers, for each seed.
         every: number of environment steps from one to the next.
         unpaid: part of these returns that does not count.
         divisor: divisor of returns that gives published units.

@@ -77,7 +77,7 @@ def common_evaluations(seeds: Sequence[Mapping[int, float]]) -> tuple[list[int],
     """Return the evaluations that all seeds have made, and their means.
 
     Args:
-        seeds: of each seed, the mean of every evaluation by its number.
+        seeds: mean returns of a seed's evaluations by their numbers, for each seed.
 
     Returns:
         numbers, in order, and [seeds, evaluations] means.

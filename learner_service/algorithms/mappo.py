@@ -342,8 +342,8 @@ class Mappo(OnPolicyAlgorithm):
 
         Args:
             minibatches: [n, M, A] weights of their rows.
-            log: of each minibatch log ratios, errors, what entropies need and what an Imitation
-                logs, [M, A] each, and norms.
+            log: outputs of each minibatch: log ratios, errors, the entropies' inputs and the
+                columns of IMITATION_LOGGED, [M, A] each, and gradient norms.
             num_slices: number of parameter groups that rows belong to.
         """
         found = {name: torch.stack([of[name] for of in log]) for name in log[0]}  # [n, M, A]

@@ -27,7 +27,7 @@ from murmur.shared.wire.spec import (
 )
 
 _CPU = torch.device("cpu")
-_MIXER = "mixer."  # begins the weights that join the agents' values, beside those that act
+_MIXER = "mixer."  # prefix of a mixing network's weights: it learns, and never acts
 
 
 def resized_spec(spec: EnvSpec, num_agents: int) -> EnvSpec:

@@ -308,8 +308,8 @@ class Imitation(NamedTuple):
 
     Attributes:
         terms: summands of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
-        logged: by the names IMITATION_LOGGED: -log pi(expert | o) [M, A], 0 where no expert was
-            asked, and whether one was, [M, A] 1 or 0; empty without.
+        logged: columns by the names IMITATION_LOGGED: -log pi(expert | o) [M, A], 0 where no expert
+            was asked, and a mask [M, A], 1 where one was; empty in runs without.
         expert_mask: [M, A] bool, rows where an expert was asked; None in runs without.
     """
 

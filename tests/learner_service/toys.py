@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from murmur.env_service.environment import VectorEnvironment
 from murmur.learner_service.algorithms.coma import Coma, Config
@@ -206,6 +206,18 @@ def random_transitions(spec: EnvSpec, rows: int, seed: int = 0) -> ReplayBatch:
 def learn(algorithm: Algorithm[Any], batch: Any) -> dict[str, Tensor]:
     """Make an update as the learner does."""
     return algorithm.update(algorithm.transforms.batch(batch))
+
+
+def step_plainly(
+    optimizer: torch.optim.Optimizer, loss: Tensor, values: nn.Module, target: nn.Module
+) -> None:
+    """Make a step down a loss, after which the target network follows by 0.01 of the way."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        for t, p in zip(target.parameters(), values.parameters(), strict=True):
+            t += 0.01 * (p - t)
 
 
 def play_and_learn(

@@ -27,6 +27,20 @@ FILLED = (
 )
 
 
+def recorded(kind: str, folder: Path) -> tuple[Path, Path]:
+    """Record episodes; write the configuration of a run that clones them or is filled with them.
+
+    Returns:
+        configuration file and folder of the dataset, both in `folder`.
+    """
+    data, config = folder / "data", folder / "spread.yaml"
+    record(out=data, baseline="assignment", config="spread", episodes=16)
+    algorithm = CLONING if kind == "cloning" else FILLED.format(folder=data)
+    cloned = data if kind == "cloning" else ""
+    config.write_text(EXPERIMENT.format(algorithm=algorithm, cloned=cloned))
+    return config, data
+
+
 @pytest.fixture
 def started() -> Iterator[list[Training]]:
     runs: list[Training] = []
@@ -39,12 +53,7 @@ def started() -> Iterator[list[Training]]:
 def test_runs_are_equal_and_resume_to_the_bit(
     kind: str, tmp_path: Path, started: list[Training]
 ) -> None:
-    folder = tmp_path / "data"
-    record(out=folder, baseline="assignment", config="spread", episodes=16)
-    config = tmp_path / "spread.yaml"
-    algorithm = CLONING if kind == "cloning" else FILLED.format(folder=folder)
-    cloned = folder if kind == "cloning" else ""
-    config.write_text(EXPERIMENT.format(algorithm=algorithm, cloned=cloned))
+    config, _ = recorded(kind, tmp_path)
 
     def train(run: str, updates: int, *more: str) -> Training:
         limit = ["--set", f"run.max_updates={updates}"]
@@ -64,12 +73,7 @@ def test_runs_are_equal_and_resume_to_the_bit(
 def test_a_run_without_environments_is_whole(
     kind: str, tmp_path: Path, started: list[Training]
 ) -> None:
-    folder = tmp_path / "data"
-    record(out=folder, baseline="assignment", config="spread", episodes=16)
-    config = tmp_path / "spread.yaml"
-    algorithm = CLONING if kind == "cloning" else FILLED.format(folder=folder)
-    cloned = folder if kind == "cloning" else ""
-    config.write_text(EXPERIMENT.format(algorithm=algorithm, cloned=cloned))
+    config, folder = recorded(kind, tmp_path)
     wanted = ("run.offline=true", "run.max_updates=8", "evaluation.every_updates=4")
     settings = [part for item in wanted for part in ("--set", item)]
     runs = []
@@ -101,10 +105,7 @@ def test_a_run_without_environments_is_whole(
 def test_a_run_from_its_best_reads_the_dataset_again(
     tmp_path: Path, started: list[Training]
 ) -> None:
-    folder = tmp_path / "data"
-    record(out=folder, baseline="assignment", config="spread", episodes=16)
-    config = tmp_path / "spread.yaml"
-    config.write_text(EXPERIMENT.format(algorithm=FILLED.format(folder=folder), cloned=""))
+    config, _ = recorded("filled", tmp_path)
     run = tmp_path / "run"
     evaluated = "--set", "evaluation.every_updates=3", "--set", "evaluation.episodes=1"
     started.append(Training(config, run, [*evaluated, "--set", "run.max_updates=3"]))

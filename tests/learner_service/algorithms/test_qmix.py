@@ -37,6 +37,7 @@ from tests.learner_service.toys import (
     map_spec,
     play_and_learn,
     random_transitions,
+    step_plainly,
     vector_spec,
 )
 
@@ -302,12 +303,7 @@ def test_stacked_updates_equal_a_plain_loop(mixer: str, share: bool) -> None:
     for seed in range(3):
         batch = random_transitions(mortal_spec(), 16, seed)
         loss = plain_loss(plain, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for t, p in zip(plain.target.parameters(), plain.values.parameters(), strict=True):
-                t += 0.01 * (p - t)
+        step_plainly(optimizer, loss, plain.values, plain.target)
         log = qmix.update(batch)
         torch.testing.assert_close(
             log["loss"] * qmix._num_slices, loss.detach(), atol=1e-5, rtol=1e-5

@@ -32,6 +32,7 @@ from tests.learner_service.toys import (
     MatrixGame,
     play_and_learn,
     random_transitions,
+    step_plainly,
     vector_spec,
 )
 
@@ -215,12 +216,7 @@ def test_updates_equal_a_plain_loop() -> None:
     for seed in range(3):
         batch = random_transitions(mortal_spec(), 16, seed)
         loss = plain_loss(plain, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for t, p in zip(plain.target.parameters(), plain.values.parameters(), strict=True):
-                t += 0.01 * (p - t)
+        step_plainly(optimizer, loss, plain.values, plain.target)
         log = qplex.update(batch)
         torch.testing.assert_close(log["loss"], loss.detach(), atol=1e-5, rtol=1e-5)
     for ours, theirs in zip(qplex.values.parameters(), plain.values.parameters(), strict=True):
