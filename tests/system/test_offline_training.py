@@ -84,7 +84,7 @@ def test_a_run_without_environments_is_whole(
     run = runs[0]
     assert runs[1].losses() == run.losses()
     assert f"no environments: learns from {folder}" in run.output()
-    assert f"transitions of {folder}" in " ".join(run.output().split())
+    assert f"rows of {folder}" in " ".join(run.output().split())
     assert not (run.run / "logs/env-server.log").exists()
     last = run.lines()[-1]
     assert last["rows_received"] == 0 < last["env_steps"]
