@@ -229,16 +229,17 @@ class RunView:
     def _alerts(self, state: str) -> list[Alert]:
         """Return the alerts, the most severe first."""
         now, running = time.time(), state == "running"
+        up_to_date = self._reading is None  # else the newest record is still to be read
         found = [*self._logs.alerts(), *learning_alert(self._run)]
         found += alerts_of_progress(
             self._last,
             self._moved,
             now,
-            running=running,
+            running=running and up_to_date,
             log_every_s=self._config.learner.log_every_s,
             offline=self._config.run.offline,
         )
-        if time.monotonic() - self._examined > _EXAMINE_S and self._reading is None:
+        if time.monotonic() - self._examined > _EXAMINE_S and up_to_date:
             self._examined = time.monotonic()
             self._finding = doctors_finding(self._run, self._config) if running else None
         found += [self._finding] if self._finding and running else []
