@@ -9,7 +9,7 @@ from murmur.shared.config.plugins import Variant
 
 _OWN_OBSERVATION = {"centralized": (False, "each agent's own observation alone")}
 _TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": None}
-_UPDATE_A_ROW = {"replay": {"update_interval": 1}}  # as the papers and other libraries do
+_UPDATE_A_ROW = {"replay": {"update_interval": 1}, "gamma": 0.99}  # as the papers and other libraries do
 # Every 4 rows, as DQN in other libraries, leaves CartPole half learned after 100,000. Exploration
 # ends after a tenth of these, as there.
 _DQN: dict[str, Any] = {
@@ -40,7 +40,6 @@ VARIANTS = {
         "VDN: QMIX whose team value is the sum of the agents' (Sunehag et al. 2018, "
         "arXiv:1706.05296).",
         fixed={"mixer": ("vdn", "the sum of the agents' values")},
-        defaults={"gamma": 0.99},  # as measured
     ),
     "qplex": Variant(
         "qmix",

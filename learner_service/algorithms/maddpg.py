@@ -64,6 +64,7 @@ OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` tak
 class Config(options.CriticConfig, OffPolicyConfig):
     """Options of MADDPG, DDPG and MATD3."""
 
+    gamma: options.Gamma = 0.95
     centralized: bool = Field(
         True, description="false: DDPG, a critic sees its own agent's observation and action alone"
     )
@@ -92,7 +93,7 @@ class Config(options.CriticConfig, OffPolicyConfig):
     noise_end: float = Field(0.1, ge=0, description="the deviation once annealed")
     gumbel_temperature: float = Field(1.0, gt=0, description="discrete: of the Gumbel-softmax")
     actor_gradient: Literal["gumbel", "exact"] = Field(
-        "gumbel",
+        "exact",
         description="discrete: how policies climb their critics: by the critic's slope at a "
         "Gumbel-softmax sample, or by its values of all own actions, each a pass of the critics",
     )

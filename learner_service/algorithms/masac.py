@@ -60,6 +60,7 @@ class Config(options.CriticConfig, OffPolicyConfig):
     worth 0.1 log 6 / (1 - gamma) = 18 in entropy: a rare reward of 1 is not to be seen beside it.
     """
 
+    gamma: options.Gamma = 0.95
     centralized: bool = Field(
         True, description="false: critics see the agent's own observation and action alone"
     )
