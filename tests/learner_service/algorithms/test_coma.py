@@ -395,7 +395,7 @@ def test_an_update_equals_a_plain_one(
     fast.update(clone(batch))
     plain_update(plain, spec, batch, torch.Generator().set_state(plain._generator.get_state()))
     # Larger advantages cancel in some gradients, whose rounding Adam enlarges.
-    near = 5e-5 if fast._config.advantage == "return" else 1e-6
+    near = 2e-4 if fast._config.advantage == "return" else 1e-6
     for a, b in zip(parameters(fast), parameters(plain), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=near)
     assert any((a - b).abs().max() > 1e-3 for a, b in zip(before, parameters(fast), strict=True))
