@@ -9,7 +9,8 @@ from murmur.shared.config.plugins import Variant
 
 _OWN_OBSERVATION = {"centralized": (False, "each agent's own observation alone")}
 _TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": None}
-_UPDATE_A_ROW = {"replay": {"update_interval": 1}, "gamma": 0.99}  # as the papers and other libraries do
+# As the papers and other libraries do.
+_ONE_AGENT: dict[str, Any] = {"replay": {"update_interval": 1}, "gamma": 0.99}
 # Every 4 rows, as DQN in other libraries, leaves CartPole half learned after 100,000. Exploration
 # ends after a tenth of these, as there.
 _DQN: dict[str, Any] = {
@@ -40,6 +41,7 @@ VARIANTS = {
         "VDN: QMIX whose team value is the sum of the agents' (Sunehag et al. 2018, "
         "arXiv:1706.05296).",
         fixed={"mixer": ("vdn", "the sum of the agents' values")},
+        defaults={"gamma": 0.99},  # as measured
     ),
     "qplex": Variant(
         "qmix",
@@ -52,7 +54,7 @@ VARIANTS = {
         "maddpg",
         "DDPG for each agent by itself (Lillicrap et al. 2016, arXiv:1509.02971).",
         fixed=_OWN_OBSERVATION,
-        defaults=_UPDATE_A_ROW,
+        defaults=_ONE_AGENT,
     ),
     "matd3": Variant(
         "maddpg",
@@ -63,13 +65,13 @@ VARIANTS = {
         "maddpg",
         "TD3 for each agent by itself (Fujimoto et al. 2018, arXiv:1802.09477).",
         fixed=_OWN_OBSERVATION,
-        defaults={**_TD3, **_UPDATE_A_ROW},
+        defaults={**_TD3, **_ONE_AGENT},
     ),
     "sac": Variant(
         "masac",
         "SAC for each agent by itself (Haarnoja et al. 2018, arXiv:1812.05905).",
         fixed=_OWN_OBSERVATION,
-        defaults=_UPDATE_A_ROW,
+        defaults=_ONE_AGENT,
     ),
 }
 

@@ -10,11 +10,11 @@ rollout is learned from in several passes of minibatches, critic first.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
@@ -72,6 +72,8 @@ class Config(options.OnPolicyCriticConfig):
     action; and to a weight of the entropy that does not know the rewards' unit, neither are small.
     """
 
+    BEFORE = {"advantage": "critic", "normalize_rewards": False}
+
     batch_size: options.BatchSize = 256
     batch_number: options.BatchNumber = 8
     data_passes: options.DataPasses = 4
@@ -102,19 +104,6 @@ class Config(options.OnPolicyCriticConfig):
         "surrogate with the counterfactual advantage; 0: the plain policy gradient",
     )
     normalize_advantage: bool = Field(False, description="divide advantages by their deviation")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_an_earlier_run(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic's
-        """Keep what runs knew that say all but `advantage`, or all but that and normalization.
-
-        A run keeps its whole configuration, so it began before these options came. Options that a
-        plug-in adds do not matter.
-        """
-        missing = Config.__annotations__.keys() - data.keys() if isinstance(data, dict) else set()
-        if "advantage" in missing and missing <= {"advantage", "normalize_rewards"}:
-            return {"normalize_rewards": False, **data, "advantage": "critic"}
-        return data
 
 
 _BY_ROW = ("critic_loss", "q_mean", "entropy", "actor_loss", "advantage_std")

@@ -58,11 +58,14 @@ from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
 _TD3_TARGET_NOISE = 0.2  # section 6.1
+_FEW_ACTIONS = 16  # passes of the critics that an actor update may cost by default
 OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` takes beside the loss
 
 
 class Config(options.CriticConfig, OffPolicyConfig):
     """Options of MADDPG, DDPG and MATD3."""
+
+    BEFORE = {"actor_gradient": "gumbel", "averaged_policy": False}
 
     gamma: options.Gamma = 0.95
     centralized: bool = Field(
@@ -92,10 +95,11 @@ class Config(options.CriticConfig, OffPolicyConfig):
     )
     noise_end: float = Field(0.1, ge=0, description="the deviation once annealed")
     gumbel_temperature: float = Field(1.0, gt=0, description="discrete: of the Gumbel-softmax")
-    actor_gradient: Literal["gumbel", "exact"] = Field(
-        "exact",
+    actor_gradient: Literal["gumbel", "exact"] | None = Field(
+        None,
         description="discrete: how policies climb their critics: by the critic's slope at a "
-        "Gumbel-softmax sample, or by its values of all own actions, each a pass of the critics",
+        "Gumbel-softmax sample, or by its values of all own actions, each a pass of the critics; "
+        f"null: exact where there are at most {_FEW_ACTIONS} actions",
     )
     epsilon_start: options.EpsilonStart = 0.0
     epsilon_end: options.EpsilonEnd = 0.0
@@ -269,6 +273,8 @@ class Maddpg(OffPolicyAlgorithm):
                 f"'{spec.name}' has discrete ones; set it to 0"
             )
         self._target_noise = noise
+        exact = c.actor_gradient or ("exact" if self._actions.size <= _FEW_ACTIONS else "gumbel")
+        self._exact_gradient = discrete and exact == "exact"
         self._joint_inputs = JointInputs(spec, self._options, centralized=c.centralized)
         shape = self._joint_inputs.with_action_shape
         encoder = self._shared_encoder(shape)
@@ -388,7 +394,7 @@ class Maddpg(OffPolicyAlgorithm):
             with torch.no_grad():
                 _, states = sequences.values(self.critic, played, self._precision)
             state = sequences.state_now(states)
-        if self._actions.discrete and self._config.actor_gradient == "exact":
+        if self._exact_gradient:
             q = self._expected(joint, out, obs, state)  # [B, A]
         else:
             own = self._choose(out, obs)

@@ -121,7 +121,28 @@ class About:
 
 
 class AlgorithmConfig(Section):
-    """Base of an algorithm's options."""
+    """Base of an algorithm's options.
+
+    Attributes:
+        BEFORE: values of the options that came last, newest first, for runs that began before them.
+    """
+
+    BEFORE: ClassVar[Mapping[str, Any]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_run(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic's
+        """Give options that came after a run began the values of `BEFORE`.
+
+        A run keeps its whole configuration: options that lack nothing but these are of an earlier
+        run. Options that a plug-in adds do not matter.
+        """
+        owner = next(base for base in cls.__mro__ if "BEFORE" in vars(base))
+        if not isinstance(data, dict) or not owner.BEFORE:
+            return data
+        missing = owner.__annotations__.keys() - data.keys() - {"BEFORE"}
+        earlier = next(iter(owner.BEFORE)) in missing and missing <= owner.BEFORE.keys()
+        return {**owner.BEFORE, **data} if earlier else data
 
     @property
     def about(self) -> About:

@@ -22,7 +22,15 @@ from murmur.learner_service.storage.storage import observed
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.wire.dataset import OBSERVATION
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    STATE,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+)
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import (
     CPU,
@@ -309,6 +317,35 @@ def test_stacked_updates_equal_a_plain_loop(
             index = i * len(agent.critics) + j
             for ours, its in zip(maddpg.critic.parameters(), plain, strict=True):
                 torch.testing.assert_close(ours[index], its.detach(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("num_actions", "gradient"), [(16, "exact"), (17, "gumbel")])
+def test_policies_climb_the_values_of_few_actions_by_default(
+    num_actions: int, gradient: str
+) -> None:
+    spec = replace(spec_of("discrete"), action=Discrete(num_actions))
+    weights = []
+    for options in ({}, {"actor_gradient": "exact"}, {"actor_gradient": "gumbel"}):
+        maddpg = make(spec, **options)
+        maddpg.update(random_transitions(spec, 16))
+        weights.append(torch.cat([p.detach().flatten() for p in maddpg.actor.parameters()]))
+    default, exact, gumbel = weights
+    assert not torch.equal(exact, gumbel)
+    assert torch.equal(default, exact if gradient == "exact" else gumbel)
+
+
+def test_runs_of_before_an_option_climb_as_they_did() -> None:
+    whole = Config(gamma=0.9).model_dump()
+    del whole["actor_gradient"]
+    assert Config(**whole).actor_gradient == "gumbel"
+    del whole["averaged_policy"]  # of 0.2
+    earliest = Config(**whole)
+    assert (earliest.actor_gradient, earliest.averaged_policy, earliest.gamma) == (
+        "gumbel",
+        False,
+        0.9,
+    )
+    assert Config(gamma=0.9).actor_gradient is None
 
 
 @pytest.mark.parametrize("space", SPACES)
