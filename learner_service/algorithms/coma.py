@@ -10,7 +10,7 @@ rollout is learned from in several passes of minibatches, critic first.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -72,7 +72,7 @@ class Config(options.OnPolicyCriticConfig):
     action; and to a weight of the entropy that does not know the rewards' unit, neither are small.
     """
 
-    BEFORE = {"advantage": "critic", "normalize_rewards": False}
+    BEFORE: ClassVar[Mapping[str, Any]] = {"advantage": "critic", "normalize_rewards": False}
 
     batch_size: options.BatchSize = 256
     batch_number: options.BatchNumber = 8

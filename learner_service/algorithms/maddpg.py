@@ -18,7 +18,7 @@ actions are samples already, so TD3's noise is of continuous ones alone.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -65,7 +65,7 @@ OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` tak
 class Config(options.CriticConfig, OffPolicyConfig):
     """Options of MADDPG, DDPG and MATD3."""
 
-    BEFORE = {"actor_gradient": "gumbel", "averaged_policy": False}
+    BEFORE: ClassVar[Mapping[str, Any]] = {"actor_gradient": "gumbel", "averaged_policy": False}
 
     gamma: options.Gamma = 0.95
     centralized: bool = Field(
