@@ -137,7 +137,7 @@ class AlgorithmConfig(Section):
         A run keeps its whole configuration: options that lack nothing but these are of an earlier
         run. Options that a plug-in adds do not matter.
         """
-        owner = next(base for base in cls.__mro__ if "BEFORE" in vars(base))
+        owner: type[AlgorithmConfig] = next(b for b in cls.__mro__ if "BEFORE" in vars(b))
         if not isinstance(data, dict) or not owner.BEFORE:
             return data
         missing = owner.__annotations__.keys() - data.keys() - {"BEFORE"}
