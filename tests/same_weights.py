@@ -115,8 +115,10 @@ APART = {"share_parameters": False, "frozen_agents": [1]}
 SHIFT = {"augment": {"preset": "random-shift", "pad": 2}}
 SYMMETRY = {"augment": {"preset": "symmetry"}}
 LEAGUE = {"league": {"size": 2, "every_updates": 3, "latest": 0.3}}
-MASAC = {"name": "masac", "initial_temperature": 0.1, "replay": REPLAY}
-MADDPG = {"name": "maddpg", "replay": REPLAY, "policy_delay": 2, "twin_critics": True}
+MASAC = {"name": "masac", "gamma": 0.99, "initial_temperature": 0.1, "replay": REPLAY}
+TWINS = {"policy_delay": 2, "twin_critics": True}
+MADDPG = {"name": "maddpg", "gamma": 0.99, "replay": REPLAY, **TWINS}
+GUMBEL = {**MADDPG, "actor_gradient": "gumbel"}
 QMIX = {"name": "qmix", "gamma": 0.99, "replay": REPLAY}
 SEQUENCES = {"replay": {**REPLAY, "prioritised": False, "n_step": 1}}
 MAPPO_30 = {**MAPPO, "batch_size": 30, "batch_number": 2}
@@ -180,7 +182,7 @@ CASES: dict[str, Case] = {
     "mappo, memory, recurrent, own": Case(MEMORY, {**MAPPO, "share_parameters": False}, GRU),
     "ippo, memory, recurrent": Case(MEMORY, {**MAPPO, "centralised": False}, GRU),
     "maddpg, spread, continuous": Case(ACTING, MADDPG, MLP),
-    "maddpg, matrix, own": Case(MATRIX, {**MADDPG, "share_parameters": False}, MLP),
+    "maddpg, matrix, own": Case(MATRIX, {**GUMBEL, "share_parameters": False}, MLP),
     "masac, spread, continuous, own": Case(ACTING, {**MASAC, "share_parameters": False}, MLP),
     "masac, matrix": Case(MATRIX, MASAC, MLP),
     "qmix, spread": Case(SPREAD, QMIX, MLP),

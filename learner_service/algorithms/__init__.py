@@ -41,7 +41,6 @@ VARIANTS = {
         "VDN: QMIX whose team value is the sum of the agents' (Sunehag et al. 2018, "
         "arXiv:1706.05296).",
         fixed={"mixer": ("vdn", "the sum of the agents' values")},
-        defaults={"gamma": 0.99},  # as measured
     ),
     "qplex": Variant(
         "qmix",
