@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from murmur.learner_service.after_update import compare_ranks
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.device import require_compiler, select_device
 from murmur.learner_service.device.memory import limited
 from murmur.learner_service.gathering import RankSync, StartBarrier

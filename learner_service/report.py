@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.gathering import RankSync
 from murmur.learner_service.learning.base import Algorithm

@@ -16,7 +16,7 @@ from murmur.learner_service.after_update import (
     MoveCurriculum,
     count_rows,
 )
-from murmur.learner_service.checkpoint import (
+from murmur.learner_service.checkpoint.contents import (
     check_spec,
     load_algorithm,
     saved_config,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from murmur.learner_service.checkpoint import load_algorithm, saved_source, source_text
+from murmur.learner_service.checkpoint.contents import load_algorithm, saved_source, source_text
 from murmur.learner_service.context import RunContext
 from murmur.learner_service.device.memory import free_bytes, limited, room
 from murmur.learner_service.device.precision import Precision

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from murmur.learner_service.checkpoint import saved_spec
+from murmur.learner_service.checkpoint.contents import saved_spec
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.learning.team_specs import View, rows_by_agent, rows_of
 from murmur.learner_service.serving.opponents import AssignedPolicy

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from murmur.learner_service.algorithms.mappo import Mappo
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device import cuda_graph
 from murmur.learner_service.device.cuda_graph import WARM_UP_CALLS
 from murmur.learner_service.export.policy import (

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from murmur.learner_service.algorithms.mappo import Config, Mappo
-from murmur.learner_service.checkpoint import CheckpointFolder, saved_spec, spec_text
+from murmur.learner_service.checkpoint.contents import saved_spec, spec_text
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.ranks.group import Group
