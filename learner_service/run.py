@@ -46,11 +46,10 @@ from murmur.learner_service.serving.evaluation import (
     EvaluationScheduler,
     check_best_metric,
 )
-from murmur.learner_service.serving.game import Game, check_opponent, opponent_view
+from murmur.learner_service.serving.game import Game, Pairing, check_opponent, opponent_view
 from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
 from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.lockstep import EnvSessions, in_order
-from murmur.learner_service.serving.opponents import Pairing
 from murmur.learner_service.serving.packed import make_staging
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.slots import SlotTable

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from murmur.learner_service.serving.evaluation import Evaluation
-from murmur.learner_service.serving.game import Game
-from murmur.learner_service.serving.opponents import Pairing
+from murmur.learner_service.serving.game import Game, Pairing
 from murmur.learner_service.storage.storage import Unroll
 from murmur.shared.config.episode_options import Values
 from murmur.shared.wire.codec import ActionCodec

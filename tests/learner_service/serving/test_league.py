@@ -17,9 +17,8 @@ from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.ranks.group import Group
-from murmur.learner_service.serving.game import check_opponent, team_spec
+from murmur.learner_service.serving.game import Opponent, Pairing, check_opponent, team_spec
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.opponents import Opponent, Pairing
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.staging import HostStaging
 from murmur.shared.config import PluginConfig
