@@ -9,6 +9,7 @@ graph. No graph knows where rows are stored, so that more sessions leave them as
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def make_staging(
     memory = SlotMemory(agents, memory_size, device) if memory_size else None
     if storage.arena.record is None:
         return HostStaging(generator, memory, graphs)
-    return PackedStaging(storage, generator, memory, graphs, copied, most_rows)
+    return PackedStaging(generator, memory, graphs, storage, copied, most_rows)
 
 
 class Packet:
@@ -112,28 +113,28 @@ class _Buffer:
         self.busy = False
 
 
+@dataclass(eq=False)
 class PackedStaging(Staging):
-    """Staging of a policy that acts on a device, as the module says."""
+    """Staging of a policy that acts on a device, as the module says.
 
-    def __init__(
-        self,
-        storage: UnrollStorage[Any],
-        generator: torch.Generator,
-        memory: SlotMemory | None,
-        graphs: Graphs,
-        copied: Copied,
-        most_rows: int,
-    ) -> None:
-        """Load nothing yet; the arguments are those of `make_staging`."""
-        super().__init__(generator, memory, graphs)
+    Attributes:
+        storage: storage of the rows.
+        copied: counters of bytes to the device and back.
+        most_rows: rows of the largest batch that is expected.
+    """
+
+    storage: UnrollStorage[Any]
+    copied: Copied
+    most_rows: int
+
+    def __post_init__(self) -> None:
+        """Load nothing yet."""
+        storage, graphs = self.storage, self.graphs
         record = storage.arena.record
         assert record is not None
-        self._storage = storage
         self._record = record
-        self._copied = copied
         self._device = storage.device
         self._fills_up = graphs.enabled
-        self._expected = most_rows
         self._buffers: list[_Buffer] = []
         self._packet: Packet | None = None
         self._acting, self._on_graph = 0, False  # rows of it; whether a graph acts on it
@@ -141,7 +142,7 @@ class PackedStaging(Staging):
         self._prepared = self._told = False  # all graphs are there; larger batches were spoken of
         self._filled_up: dict[int, Tensor] = {}  # by size: what graphs read
         self._captured_act = Captured(
-            "act", self._act, graphs, [generator], max_graphs=_MAX_GRAPHS, in_place=True
+            "act", self._act, graphs, [self.generator], max_graphs=_MAX_GRAPHS, in_place=True
         )
         self._before: dict[int, Tensor] = {}  # by size: what was remembered, which graphs read
         self._back, self._others_back = (Readback(storage.device, sleeps=False) for _ in range(2))
@@ -172,8 +173,8 @@ class PackedStaging(Staging):
         self._return(self._back, outputs["action"][: self._acting])
         if memory is not None:
             memory.remember(packet.index[1], outputs["memory"])
-        with self._storage.memory_lock:
-            arena = self._storage.arena
+        with self.storage.memory_lock:
+            arena = self.storage.arena
             arena.records.index_copy_(0, packet.index[0], outputs["records"])
             if before is not None:
                 arena.arrays["memory"][0].index_copy_(0, packet.index[2], before)
@@ -184,7 +185,7 @@ class PackedStaging(Staging):
         """Act beforehand on rows of every size, which are stored nowhere."""
         if not self._fills_up:
             return
-        largest = min(_MOST_ROWS, max(_LEAST_ROWS, self._expected))
+        largest = min(_MOST_ROWS, max(_LEAST_ROWS, self.most_rows))
         while largest > _LEAST_ROWS and Packet.size(self._record, largest) > _MOST_BYTES:
             largest //= 2
         most = self._most = 1 << (largest - 1).bit_length()
@@ -231,7 +232,7 @@ class PackedStaging(Staging):
     def _uncaptured_step(self, given: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor]:
         """Act without a graph; the first time say so, and why."""
         size = Packet.rows(self._record, given["packet"].numel())
-        self._graphs.eager_calls["act"] += 1
+        self.graphs.eager_calls["act"] += 1
         if self._prepared and not self._told:
             self._told = True
             logger.warning(
@@ -243,7 +244,7 @@ class PackedStaging(Staging):
                 self._most,
                 self._most,
             )
-        with self._graphs.eager("act", size):
+        with self.graphs.eager("act", size):
             return self._act(given, policy=policy)
 
     @override
@@ -272,7 +273,7 @@ class PackedStaging(Staging):
 
     @override
     def _gather(self, rows: Sequence[TimeStep]) -> tuple[dict[str, Tensor], Tensor]:
-        if rows[0].reward.shape[1] != self._storage.spec.num_agents:
+        if rows[0].reward.shape[1] != self.storage.spec.num_agents:
             return self._gather_game(rows)
         packet = self._send([RowTarget(row) for row in rows])
         return self._observation(packet), self._record.fields["step_type"].of(packet.records)
@@ -284,7 +285,7 @@ class PackedStaging(Staging):
             for name in rows[0].observation
         }
         step_type = np.concatenate([row.step_type for row in rows])
-        self._copied.to_device += step_type.nbytes + sum(x.nbytes for x in arrays.values())
+        self.copied.to_device += step_type.nbytes + sum(x.nbytes for x in arrays.values())
         observation = {name: torch.from_numpy(x).to(self._device) for name, x in arrays.items()}
         return observation, torch.from_numpy(step_type).to(self._device)
 
@@ -296,7 +297,7 @@ class PackedStaging(Staging):
     def _return(self, back: Readback, action: Tensor) -> None:
         """Copy actions to the host behind what the device has to do."""
         back.send(action)
-        self._copied.to_host += action.nbytes
+        self.copied.to_host += action.nbytes
 
     def _arrived(self, back: Readback) -> Array:
         """Wait for actions, and so for all that was sent before them."""
@@ -330,7 +331,7 @@ class PackedStaging(Staging):
             on_device = own.to(self._device, non_blocking=True)
         buffer.copied.mark()
         buffer.busy = True
-        self._copied.to_device += num_bytes
+        self.copied.to_device += num_bytes
         return Packet(on_device, self._record, size)
 
     def _free_buffer(self, num_rows: int) -> _Buffer:
@@ -355,7 +356,7 @@ class PackedStaging(Staging):
         index = packet.index.numpy()
         for name in self._record.outputs:
             views[name][: index.shape[1]] = 0  # of rows that are not acted on: legal, whatever else
-        columns, stop = self._storage.arena.columns, 0
+        columns, stop = self.storage.arena.columns, 0
         for timestep, unroll, step, first_slot in placements:
             start, stop = stop, stop + len(timestep.step_type)
             views["step_type"][start:stop] = timestep.step_type
@@ -378,5 +379,5 @@ class PackedStaging(Staging):
     def _write(self, packet: Packet) -> None:
         """Store records as they are."""
         words = packet.records.view(torch.int64)
-        with self._storage.memory_lock:
-            self._storage.arena.records.index_copy_(0, packet.index[0], words)
+        with self.storage.memory_lock:
+            self.storage.arena.records.index_copy_(0, packet.index[0], words)

@@ -7,6 +7,7 @@ slot.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -123,6 +124,7 @@ class ForwardRows(NamedTuple):
     memory: Tensor | None
 
 
+@dataclass(eq=False)
 class Staging(ABC):
     """Brings batches to where the policy acts. Used by the inference thread.
 
@@ -131,21 +133,12 @@ class Staging(ABC):
     Attributes:
         generator: randomness of exploration.
         memory: recurrent states of the training sessions; None: the policy has none.
+        graphs: CUDA graphs of the inference thread.
     """
 
-    def __init__(
-        self, generator: torch.Generator, memory: SlotMemory | None, graphs: Graphs
-    ) -> None:
-        """Load nothing yet.
-
-        Args:
-            generator: randomness of exploration.
-            memory: recurrent states of the training sessions; None: the policy has none.
-            graphs: CUDA graphs of the inference thread.
-        """
-        self.generator = generator
-        self.memory = memory
-        self._graphs = graphs
+    generator: torch.Generator
+    memory: SlotMemory | None
+    graphs: Graphs
 
     @abstractmethod
     def prepare(self, policy: Policy) -> None:
@@ -202,7 +195,7 @@ class Staging(ABC):
                     shape = stop - start, rows[0].reward.shape[1], policy.memory_size
                     memory = torch.zeros(shape, device=begins.device)
                 memory = memory.masked_fill(begins, 0)
-            with self._graphs.eager("rows", stop - start, generator is None):
+            with self.graphs.eager("rows", stop - start, generator is None):
                 acted = policy.act(own, generator, memory)
             actions.append(acted["action"])
             memories.append(acted.get("memory"))
@@ -225,10 +218,8 @@ class Staging(ABC):
 class HostStaging(Staging):
     """Staging of a policy that acts on the host: rows are stored at once, and gathered to act."""
 
-    def __init__(
-        self, generator: torch.Generator, memory: SlotMemory | None, graphs: Graphs
-    ) -> None:
-        super().__init__(generator, memory, graphs)
+    def __post_init__(self) -> None:
+        """Load nothing yet."""
         self._acting: Sequence[RowTarget] = ()
         self._actions: Array | None = None
         # Name and shape of a row -> [rows, ...] of the largest batch so far, as a tensor and for
