@@ -54,7 +54,6 @@ from murmur.learner_service.serving.packed import make_staging
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.slots import SlotTable
 from murmur.learner_service.serving.snapshots import Snapshots
-from murmur.learner_service.start_from import start_from
 from murmur.learner_service.storage.demonstrations import KEY as DATASET
 from murmur.learner_service.storage.demonstrations import Demonstrations
 from murmur.learner_service.storage.flight import Flight
@@ -189,8 +188,7 @@ class Run:
                 self.curriculum.check(spec)
             config, own = fit(config, context.group, spec, context.run_dir, context.device)
             context.config = config
-        precision = Precision.of(config.learner, context.device, context.group)
-        precision.warn_if_slow()
+        precision = context.precision()
         algorithm = build_algorithm(
             own.algorithm,
             spec,
@@ -201,11 +199,7 @@ class Run:
             config.augment,
             config.imitation,
         )
-        if context.origin is not None:
-            start_from(context.origin, config, spec, algorithm, context.run_dir)
-        if augment := config.augment.text:
-            logger.info("augmentation on: %s", augment)
-        context.make_ready(algorithm)
+        context.make_ready(algorithm, spec)
         seed = context.group.own_seed(config.run.seed)
         generator = torch.Generator(context.device).manual_seed(seed)
         self._resume(spec, precision, algorithm, generator)
