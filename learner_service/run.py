@@ -13,8 +13,8 @@ import torch
 from murmur.learner_service.after_update import (
     Evaluate,
     KeepOpponents,
-    MoveCurriculum,
     count_rows,
+    move_curriculum,
 )
 from murmur.learner_service.checkpoint.contents import (
     check_spec,
@@ -439,7 +439,7 @@ class Run:
             if self._offline:
                 yield partial(count_rows, context.ranks)
             if curriculum is not None:
-                yield MoveCurriculum(curriculum, context.ranks)
+                yield partial(move_curriculum, curriculum, context.ranks)
             yield KeepOpponents(self._league, algorithm, keeper, context.metrics)
             every = context.config.evaluation
             if every.on and not context.group.rank:

@@ -41,6 +41,8 @@ class ServingStats:
         metrics: Prometheus metrics.
         clock: clock of the device's work.
         curriculum: curriculum of the run, which results of episodes move; None: there is none.
+        queue_wait: histogram of the time from a request's arrival to its batch.
+        environment: histogram of the time from an answer to the session's next request.
     """
 
     storage: UnrollStorage[Any]
@@ -55,24 +57,12 @@ class ServingStats:
         self._acting_agents = self.storage.spec.acting_agents
         metrics = self.metrics
         # Looked up once: these are counted for each request.
-        self._queue_wait = metrics.histogram("queue_wait_seconds")
-        self._environment = metrics.histogram("environment_seconds")
+        self.queue_wait = metrics.histogram("queue_wait_seconds")
+        self.environment = metrics.histogram("environment_seconds")
         self._rows = metrics.counter("rows_received")
         self._env_steps = metrics.counter("env_steps")
         self._agent_steps = metrics.counter("agent_steps")
         self._usual_s = 0.0  # of an act
-
-    def note_arrival(self, answered: float, arrived: float, taken: float) -> None:
-        """Count how long environments took for their steps, and the queue for a request.
-
-        Args:
-            answered: time of the session's last answer, s; 0 before the first.
-            arrived: time of the request's arrival, s.
-            taken: time when its batch began, s.
-        """
-        self._queue_wait.observe(taken - arrived)
-        if answered:
-            self._environment.observe(arrived - answered)
 
     def note_act(self, seconds: float, updating: bool) -> None:
         """Count an act that waited, told by its time beside that of the acts before.
@@ -247,7 +237,9 @@ class InferenceLoop:
         fresh = [r for r in requests if not (r.stored or r.session.evaluating)]
         for request in requests:
             if not request.stored:  # else it was blocked: the learner made it wait, not the queue
-                self.stats.note_arrival(request.session.answered, request.arrived, started)
+                self.stats.queue_wait.observe(started - request.arrived)
+                if answered := request.session.answered:  # else it is the session's first
+                    self.stats.environment.observe(request.arrived - answered)
             if request.session.evaluating and not request.session.closed:
                 self._evaluate(request)
 
