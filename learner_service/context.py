@@ -94,9 +94,8 @@ class RunContext:
         self._plugins = plugin_files(code_of(config))
         if loaded and not group.rank:
             _warn_of_changed_plugins(loaded[1].get("plugins", {}), self._plugins)
-        begins = (
-            loaded is None and not self.serve_only and group.rank == 0
-        )  # others get its weights
+        # The other ranks get the weights of rank 0.
+        begins = loaded is None and not self.serve_only and group.rank == 0
         self.origin = load_origin(config) if begins else None
         checkpoints = CheckpointFolder(run_dir, config.learner.keep_checkpoints, group)
         self.folder = RunFolder(run_dir, checkpoints, self.lock, group, self.stop)

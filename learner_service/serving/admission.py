@@ -161,7 +161,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         """Begin without streams."""
-        self.streams: set[Admitted] = set()  # that have a place
+        self.streams: set[Admitted] = set()
         self._watches = 0
         self._lines: Counter[str] = Counter()  # of the window under way, by reason
         self._opening = asyncio.Lock()
@@ -263,7 +263,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _reserved(self, kind: Mode) -> int:
         return sum(stream.num_bytes for stream in self.streams if stream.place == kind)
 
-    def _hellos(self, mode: pb.Mode) -> list[pb.Hello]:
+    def _hellos(self, mode: int) -> list[pb.Hello]:
         """Return the Hellos of the streams of a mode. Called by any thread."""
         found = [stream.hello for stream in list(self.streams)]
         return [hello for hello in found if hello is not None and hello.mode == mode]
