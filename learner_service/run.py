@@ -50,10 +50,10 @@ from murmur.learner_service.serving.game import Game, Pairing, check_opponent, o
 from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
 from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.lockstep import EnvSessions, in_order
-from murmur.learner_service.serving.packed import make_staging
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.slots import SlotTable
 from murmur.learner_service.serving.snapshots import Snapshots
+from murmur.learner_service.serving.staging import make_staging
 from murmur.learner_service.storage.demonstrations import KEY as DATASET
 from murmur.learner_service.storage.demonstrations import Demonstrations
 from murmur.learner_service.storage.flight import Flight

@@ -21,7 +21,7 @@ from murmur.learner_service.export.policy import (
 )
 from murmur.learner_service.loop import Learner
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.packed import PackedStaging
+from murmur.learner_service.serving.staging import PackedStaging
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun
