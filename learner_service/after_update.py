@@ -41,13 +41,13 @@ def compare_ranks(
     update: Update | None,
     over: bool,
 ) -> bool:
-    """Compare the weights of all ranks every few updates; the last two arguments are a Step's.
+    """Compare the weights of several ranks every few updates; the last two arguments are a Step's.
 
     Raises:
         MurmurError: if they differ.
     """
-    updates = ranks.progress.updates
-    if update is not None and update.kept and updates % every_updates == 0:
+    updates, several = ranks.progress.updates, ranks.group.size > 1
+    if several and update is not None and update.kept and updates % every_updates == 0:
         require_same(ranks.group, named_weights(algorithm), f"update {updates}", to_host)
     return over
 

@@ -245,10 +245,8 @@ class RunContext:
             waits_for_sessions=waits_for_sessions,
             best=checkpoints.best_score(config.evaluation.best_metric) if self.loaded else None,
         )
-        compare: list[Step] = []
-        if group.size > 1:
-            every = config.learner.group_check_every_updates
-            compare.append(partial(compare_ranks, algorithm, self.ranks, every))
+        every = config.learner.group_check_every_updates
+        compare = partial(compare_ranks, algorithm, self.ranks, every)
         self.learner = Learner(
             algorithm=algorithm,
             storage=storage,
@@ -256,7 +254,7 @@ class RunContext:
             report=self.report,
             clock=self.clock,
             publish=publish,
-            after_update=[*compare, *steps(), self.report, self.keeper],
+            after_update=[compare, *steps(), self.report, self.keeper],
         )
         return self.learner
 

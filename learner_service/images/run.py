@@ -127,9 +127,8 @@ class EndEpoch:
             name: {"mean": value, "std": 0.0, "ci95": [value, value], "episodes": count}
             for name, value in scores.items()
         }
-        state = (
-            None if self.context.group.rank else self.context.keeper.state()
-        )  # rank 0 keeps the best
+        # Rank 0 keeps the best.
+        state = None if self.context.group.rank else self.context.keeper.state()
         means = self.context.report.evaluated(p.updates, p.all_env_steps, summary, self._figures)
         self.context.keeper.keep_best(means, state)
 
