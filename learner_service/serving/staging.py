@@ -234,6 +234,7 @@ class Staging(ABC):
         """Wait for actions that are not stored, on the host, valid until the next call."""
 
 
+@dataclass(eq=False)
 class HostStaging(Staging):
     """Staging of a policy that acts on the host: rows are stored at once, and gathered to act."""
 
