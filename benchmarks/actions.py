@@ -32,7 +32,7 @@ from murmur.env_service.environment import (
     VectorEnvironment,
     make_environment,
 )
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.export.policy import load_policy
 from murmur.learner_service.learning.base import Policy
 from murmur.results import named_cases, run_command, save_run

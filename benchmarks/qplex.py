@@ -23,7 +23,8 @@ from murmur.benchmarks.effort import Effort
 from murmur.env_service.envs.matrix import Config as MatrixConfig
 from murmur.env_service.envs.matrix import MatrixGame
 from murmur.learner_service.algorithms.qmix import Qmix
-from murmur.learner_service.checkpoint import CheckpointFolder, saved_spec
+from murmur.learner_service.checkpoint.contents import saved_spec
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.results import named_cases, run_command, save_run

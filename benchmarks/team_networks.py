@@ -37,7 +37,7 @@ from murmur.env_service.environment import (
     VectorEnvironment,
     make_environment,
 )
-from murmur.learner_service.checkpoint import saved_policy, spec_text
+from murmur.learner_service.checkpoint.contents import saved_policy, spec_text
 from murmur.learner_service.checkpoint.resize import with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm

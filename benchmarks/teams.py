@@ -27,9 +27,8 @@ from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, Policy, build_algorithm
 from murmur.learner_service.learning.team_specs import View
-from murmur.learner_service.serving.game import Game
+from murmur.learner_service.serving.game import Game, Pairing
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.opponents import Pairing
 from murmur.learner_service.serving.staging import HostStaging
 from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.shared.config import PluginConfig

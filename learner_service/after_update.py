@@ -41,13 +41,13 @@ def compare_ranks(
     update: Update | None,
     over: bool,
 ) -> bool:
-    """Compare the weights of all ranks every few updates; the last two arguments are a Step's.
+    """Compare the weights of several ranks every few updates; the last two arguments are a Step's.
 
     Raises:
         MurmurError: if they differ.
     """
-    updates = ranks.progress.updates
-    if update is not None and update.kept and updates % every_updates == 0:
+    updates, several = ranks.progress.updates, ranks.group.size > 1
+    if several and update is not None and update.kept and updates % every_updates == 0:
         require_same(ranks.group, named_weights(algorithm), f"update {updates}", to_host)
     return over
 
@@ -104,26 +104,14 @@ class KeepOpponents:
         self.metrics.gauge("league_opponents").set(len(self.league.opponents))
 
 
-@dataclass(eq=False)
-class MoveCurriculum:
-    """Changes the options of the episodes that begin from now on.
-
-    Attributes:
-        curriculum: courses of the options.
-        ranks: counters, and agreements with the other ranks.
-    """
-
-    curriculum: Curriculum
-    ranks: RankSync
-
-    def __call__(self, update: Update | None, over: bool) -> bool:
-        """Move every course after an update that is kept; a Step."""
-        if update is not None and update.kept:
-            ranks = self.ranks
-            self.curriculum.advance(
-                ranks.progress.updates, ranks.env_steps, partial(ranks.group.agree, how="sum")
-            )
-        return over
+def move_curriculum(
+    curriculum: Curriculum, ranks: RankSync, update: Update | None, over: bool
+) -> bool:
+    """Change the options of the episodes that begin after an update that is kept; a Step."""
+    if update is not None and update.kept:
+        agree = partial(ranks.group.agree, how="sum")
+        curriculum.advance(ranks.progress.updates, ranks.env_steps, agree)
+    return over
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.context import RunContext
 from murmur.learner_service.device.device import (
     choose_own_gpu,

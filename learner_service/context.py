@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -12,16 +13,17 @@ import torch
 from torch import nn
 
 from murmur.learner_service.after_update import compare_ranks
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.device import require_compiler, select_device
 from murmur.learner_service.device.memory import limited
+from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.gathering import RankSync, StartBarrier
 from murmur.learner_service.keeper import Keeper, RunFolder
 from murmur.learner_service.learning.base import Algorithm
 from murmur.learner_service.loop import Learner, Step
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.report import Report
-from murmur.learner_service.start_from import load_origin
+from murmur.learner_service.start_from import load_origin, start_from
 from murmur.learner_service.storage.storage import Storage
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.device_info import describe_device, device_text, keep_device
@@ -39,19 +41,25 @@ from murmur.shared.process.files import disk_error
 from murmur.shared.process.ledger import Ledger
 from murmur.shared.process.process import CriticalThread, end_process, exit_code, logger
 from murmur.shared.process.run_lock import RunLock
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import EnvSpec
 
 
+@dataclass(eq=False)
 class RunContext:
     """Parts that every run has, and the learner once the run knows what it learns from.
+
+    Making one raises a MurmurError if the run cannot be as it is configured.
 
     Attributes:
         config: experiment; as it was measured to be best, once the run is open.
         run_dir: run's folder at the start.
         loaded: checkpoint's path and content; None: the run begins.
-        origin: checkpoint whose weights a new run starts from, if any.
-        serve_only: whether nothing is learned.
+        serve_only: whether nothing is learned: the checkpoint's policy is served to evaluations.
         stop: event that is set from outside to end the run.
         group: learners of the run.
+        lock: lock of the folder.
+        origin: checkpoint whose weights a new run starts from, if any.
         barrier: begins and ends the run together with the other ranks.
         device: device that the run learns on.
         metrics: Prometheus metrics.
@@ -66,55 +74,38 @@ class RunContext:
         keeper: checkpoints; made by `make_learner`.
     """
 
-    ranks: RankSync
-    report: Report
-    keeper: Keeper
+    config: ExperimentConfig
+    run_dir: Path
+    loaded: tuple[Path, dict[str, Any]] | None
+    serve_only: bool
+    stop: threading.Event
+    group: Group = ALONE
+    lock: RunLock = field(default_factory=lambda: RunLock(None))
+    ranks: RankSync = field(init=False)
+    report: Report = field(init=False)
+    keeper: Keeper = field(init=False)
+    begun: bool = field(init=False, default=False)
+    learner: Learner | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        config: ExperimentConfig,
-        run_dir: Path,
-        loaded: tuple[Path, dict[str, Any]] | None,
-        serve_only: bool,
-        stop: threading.Event,
-        group: Group = ALONE,
-        lock: RunLock | None = None,
-    ) -> None:
-        """Prepare a run.
-
-        Args:
-            config: experiment.
-            run_dir: run's folder.
-            loaded: checkpoint to continue from, or to serve.
-            serve_only: whether to serve the checkpoint's policy to evaluations alone.
-            stop: event that is set from outside to end the run.
-            group: learners of the run.
-            lock: lock of the folder.
-
-        Raises:
-            MurmurError: if the run cannot be as it is configured.
-        """
-        self.config = config
-        self.run_dir = run_dir
-        self.loaded = loaded
-        self.serve_only = serve_only
-        self.stop = stop
-        self.group = group
+    def __post_init__(self) -> None:
+        """Prepare the run."""
+        config, run_dir, group, loaded = self.config, self.run_dir, self.group, self.loaded
         self.barrier = StartBarrier(group)
         self._plugins = plugin_files(code_of(config))
         if loaded and not group.rank:
             _warn_of_changed_plugins(loaded[1].get("plugins", {}), self._plugins)
-        begins = loaded is None and not serve_only and group.rank == 0  # others get its weights
+        # The other ranks get the weights of rank 0.
+        begins = loaded is None and not self.serve_only and group.rank == 0
         self.origin = load_origin(config) if begins else None
         checkpoints = CheckpointFolder(run_dir, config.learner.keep_checkpoints, group)
-        self.folder = RunFolder(run_dir, checkpoints, lock or RunLock(None), group, stop)
+        self.folder = RunFolder(run_dir, checkpoints, self.lock, group, self.stop)
         self.device = select_device(config.learner)
         self.clock = DeviceClock(self.device)
         self.metrics = metrics = LearnerMetrics(
-            None if serve_only else counters_of(run_dir, group.rank, group.size),
+            None if self.serve_only else counters_of(run_dir, group.rank, group.size),
             group.rank if group.size > 1 else None,
         )
-        if not serve_only:
+        if not self.serve_only:
             metrics.notices.keep_in(run_dir)
         metrics.clock = self.clock
         if self.device.type == "cuda":
@@ -133,8 +124,6 @@ class RunContext:
         ).set(1)
         self.progress = Progress()
         self._resumed_at = 0 if loaded is None else loaded[1]["progress"]["updates"]
-        self.begun = False
-        self.learner: Learner | None = None
         self.liveness = Liveness(
             config.learner.stalled_after_s,
             lambda: config.learner.compile and self.progress.updates == self._resumed_at,
@@ -168,8 +157,26 @@ class RunContext:
             logger.exception("the run cannot begin; the process ends")
             end_process(1)
 
-    def make_ready(self, algorithm: Algorithm[Any]) -> None:
-        """Give an algorithm rank 0's networks; let it be captured and compiled as configured."""
+    def precision(self) -> Precision:
+        """Return the precision of the run's arithmetic, with a warning if it is slow here."""
+        precision = Precision.of(self.config.learner, self.device, self.group)
+        precision.warn_if_slow()
+        return precision
+
+    def make_ready(self, algorithm: Algorithm[Any], spec: EnvSpec | SampleSpec) -> None:
+        """Give an algorithm its first weights; let it be captured and compiled as configured.
+
+        Args:
+            algorithm: algorithm with untrained networks; it gets those of rank 0.
+            spec: spec of the run's environment or source.
+
+        Raises:
+            MurmurError: if the checkpoint that the run starts from does not fit.
+        """
+        if self.origin is not None:
+            start_from(self.origin, self.config, spec, algorithm, self.run_dir)
+        if augment := self.config.augment.text:
+            logger.info("augmentation on: %s", augment)
         parts = [part for part in algorithm.parts.values() if isinstance(part, nn.Module)]
         self.group.broadcast_([p for part in parts for p in (*part.parameters(), *part.buffers())])
         algorithm.graphs.enabled &= self.config.learner.cuda_graph
@@ -238,10 +245,8 @@ class RunContext:
             waits_for_sessions=waits_for_sessions,
             best=checkpoints.best_score(config.evaluation.best_metric) if self.loaded else None,
         )
-        compare: list[Step] = []
-        if group.size > 1:
-            every = config.learner.group_check_every_updates
-            compare.append(partial(compare_ranks, algorithm, self.ranks, every))
+        every = config.learner.group_check_every_updates
+        compare = partial(compare_ranks, algorithm, self.ranks, every)
         self.learner = Learner(
             algorithm=algorithm,
             storage=storage,
@@ -249,7 +254,7 @@ class RunContext:
             report=self.report,
             clock=self.clock,
             publish=publish,
-            after_update=[*compare, *steps(), self.report, self.keeper],
+            after_update=[compare, *steps(), self.report, self.keeper],
         )
         return self.learner
 

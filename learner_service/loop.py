@@ -191,7 +191,7 @@ class Learner:
         for step in self.after_update:
             over = step(update, over)
         if over:
-            self.report.end_profile()
+            self.report.profiling.close()
             self.finished.set()
         if before is not None:
             enter(before)

@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.gathering import RankSync
 from murmur.learner_service.learning.base import Algorithm
@@ -34,7 +34,6 @@ from murmur.learner_service.telemetry.profiling import Profiling
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog, share_of_budget
 from murmur.learner_service.telemetry.statistics import Statistics
 from murmur.learner_service.telemetry.tensorboard_distributions import distributions
-from murmur.learner_service.telemetry.work import work_done
 from murmur.shared.config.cores import available_cores
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.plugins import resolve_plugin
@@ -244,10 +243,6 @@ class Report:
             kept,
         )
 
-    def end_profile(self) -> None:
-        """Give up a profile under way: there will be no more updates."""
-        self.profiling.close()
-
     # --- every learner.log_every_s ---------------------------------------------------------------
 
     @property
@@ -291,7 +286,7 @@ class Report:
                 for metric, counts in self.metrics.graph_calls().items()
                 if counts
             },
-            "work": work_done(self.metrics),
+            "work": self.metrics.work_done(),
             **more,
         }
         self.log.write(figures, totals)

@@ -13,10 +13,10 @@ import torch
 from murmur.learner_service.after_update import (
     Evaluate,
     KeepOpponents,
-    MoveCurriculum,
     count_rows,
+    move_curriculum,
 )
-from murmur.learner_service.checkpoint import (
+from murmur.learner_service.checkpoint.contents import (
     check_spec,
     load_algorithm,
     saved_config,
@@ -46,16 +46,14 @@ from murmur.learner_service.serving.evaluation import (
     EvaluationScheduler,
     check_best_metric,
 )
-from murmur.learner_service.serving.game import Game, check_opponent, opponent_view
+from murmur.learner_service.serving.game import Game, Pairing, check_opponent, opponent_view
 from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
 from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.lockstep import EnvSessions, in_order
-from murmur.learner_service.serving.opponents import Pairing
-from murmur.learner_service.serving.packed import make_staging
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.slots import SlotTable
 from murmur.learner_service.serving.snapshots import Snapshots
-from murmur.learner_service.start_from import start_from
+from murmur.learner_service.serving.staging import make_staging
 from murmur.learner_service.storage.demonstrations import KEY as DATASET
 from murmur.learner_service.storage.demonstrations import Demonstrations
 from murmur.learner_service.storage.flight import Flight
@@ -190,8 +188,7 @@ class Run:
                 self.curriculum.check(spec)
             config, own = fit(config, context.group, spec, context.run_dir, context.device)
             context.config = config
-        precision = Precision.of(config.learner, context.device, context.group)
-        precision.warn_if_slow()
+        precision = context.precision()
         algorithm = build_algorithm(
             own.algorithm,
             spec,
@@ -202,11 +199,7 @@ class Run:
             config.augment,
             config.imitation,
         )
-        if context.origin is not None:
-            start_from(context.origin, config, spec, algorithm, context.run_dir)
-        if augment := config.augment.text:
-            logger.info("augmentation on: %s", augment)
-        context.make_ready(algorithm)
+        context.make_ready(algorithm, spec)
         seed = context.group.own_seed(config.run.seed)
         generator = torch.Generator(context.device).manual_seed(seed)
         self._resume(spec, precision, algorithm, generator)
@@ -446,7 +439,7 @@ class Run:
             if self._offline:
                 yield partial(count_rows, context.ranks)
             if curriculum is not None:
-                yield MoveCurriculum(curriculum, context.ranks)
+                yield partial(move_curriculum, curriculum, context.ranks)
             yield KeepOpponents(self._league, algorithm, keeper, context.metrics)
             every = context.config.evaluation
             if every.on and not context.group.rank:

@@ -13,13 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from murmur.learner_service.checkpoint import (
-    CheckpointFolder,
-    files,
-    saved_config,
-    saved_source,
-    saved_spec,
-)
+from murmur.learner_service.checkpoint import files
+from murmur.learner_service.checkpoint.contents import saved_config, saved_source, saved_spec
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.layers.building import observed_image, resolved_name
 from murmur.learner_service.layers.dense import DEFAULT as DENSE
 from murmur.learner_service.learning.base import Algorithm

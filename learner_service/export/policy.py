@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from murmur.learner_service.checkpoint import saved_policy, saved_spec
+from murmur.learner_service.checkpoint.contents import saved_policy, saved_spec
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.building import observed_image, resolve_network
 from murmur.learner_service.learning.base import Policy, algorithm_config

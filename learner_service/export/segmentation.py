@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.learner_service.algorithms.segmentation import Segmentation, network_input
-from murmur.learner_service.checkpoint import buildable_config, saved_source
+from murmur.learner_service.checkpoint.contents import buildable_config, saved_source
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
     FORMAT_VERSION,

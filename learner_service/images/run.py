@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from murmur.learner_service.checkpoint import load_algorithm, saved_source, source_text
+from murmur.learner_service.checkpoint.contents import load_algorithm, saved_source, source_text
 from murmur.learner_service.context import RunContext
 from murmur.learner_service.device.memory import free_bytes, limited, room
-from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.images.supply import SupplyDesk
 from murmur.learner_service.learning.supervised import (
     Supervised,
@@ -21,7 +20,6 @@ from murmur.learner_service.learning.supervised import (
 from murmur.learner_service.loop import Learner
 from murmur.learner_service.report import Update
 from murmur.learner_service.serving.evaluation import check_best_metric
-from murmur.learner_service.start_from import start_from
 from murmur.learner_service.storage.epochs import TRAIN, VALID
 from murmur.learner_service.storage.samples import (
     CacheChoice,
@@ -129,9 +127,8 @@ class EndEpoch:
             name: {"mean": value, "std": 0.0, "ci95": [value, value], "episodes": count}
             for name, value in scores.items()
         }
-        state = (
-            None if self.context.group.rank else self.context.keeper.state()
-        )  # rank 0 keeps the best
+        # Rank 0 keeps the best.
+        state = None if self.context.group.rank else self.context.keeper.state()
         means = self.context.report.evaluated(p.updates, p.all_env_steps, summary, self._figures)
         self.context.keeper.keep_best(means, state)
 
@@ -233,14 +230,9 @@ class SupervisedRun:
             context.device,
             supervised_update_seconds,
         )
-        precision = Precision.of(config.learner, context.device, group)
-        precision.warn_if_slow()
+        precision = context.precision()
         algorithm = build_supervised(share_of(config, group), spec, precision, context.device)
-        if context.origin is not None:
-            start_from(context.origin, config, spec, algorithm, context.run_dir)
-        if augment := config.augment.text:
-            logger.info("augmentation on: %s", augment)
-        context.make_ready(algorithm)
+        context.make_ready(algorithm, spec)
         check_best_metric(config.evaluation.best_metric, "the algorithm", algorithm.metrics)
         store = self._make_store(spec, options.batch_size)
         if context.loaded:

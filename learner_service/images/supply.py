@@ -6,6 +6,7 @@ that each sample of an epoch is received once. Runs on the server's event loop.
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
@@ -78,6 +79,7 @@ class SupplyDesk:
 
     Attributes:
         notices: notices of sources on what they change, ignore or guess.
+        received_bytes: counter of what came over the wire.
     """
 
     def __init__(self, host: SupplyHost, config: ExperimentConfig, metrics: LearnerMetrics) -> None:
@@ -88,7 +90,7 @@ class SupplyDesk:
         self.notices = metrics.notices
         self._timeout_s = config.learner.session_timeout_s or None
         self._received = metrics.counter("samples_received")
-        self._bytes = metrics.counter("received_bytes")
+        self.received_bytes = metrics.counter("received_bytes")
         self._sessions: set[_Session] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reasons: set[str] = set()
@@ -166,10 +168,6 @@ class SupplyDesk:
                 "options of the run, or begin a new one, with run.start_from for its weights"
             )
 
-    def note_bytes(self, num_bytes: int) -> None:
-        """Count what came over the wire."""
-        self._bytes.inc(num_bytes)
-
     def keep(
         self,
         store: SampleStore,
@@ -208,33 +206,36 @@ class SupplyDesk:
                 logger.warning("further broken samples are counted, not named")
 
 
+@dataclass(eq=False)
 class _Session:
     """One stream of samples.
 
     Attributes:
+        desk: desk that the session belongs to.
+        store: store of the samples.
+        spec: spec of the samples.
+        context: stream.
+        stream: its place.
+        size: samples of one grant.
+        window: most samples that the session may owe.
         open: grants that are not answered yet, oldest first.
     """
 
-    def __init__(
-        self,
-        desk: SupplyDesk,
-        store: SampleStore,
-        spec: SampleSpec,
-        context: Context,
-        stream: Admitted,
-        size: int,
-        window: int,
-    ) -> None:
-        self._desk = desk
-        self._store = store
-        self._spec = spec
-        self._context, self._stream = context, stream
-        self._size, self._window = size, window
-        self._codec = SampleCodec(spec)
+    desk: SupplyDesk
+    store: SampleStore
+    spec: SampleSpec
+    context: Context
+    stream: Admitted
+    size: int
+    window: int
+    open: deque[tuple[Grant, Request]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        """Owe nothing yet."""
+        self._codec = SampleCodec(self.spec)
         self._sequence = self._owed = 0
         self._reading: asyncio.Task[object] | None = None
         self._room: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self.open: deque[tuple[Grant, Request]] = deque()
 
     def wake(self) -> None:
         """There may be something to ask for again."""
@@ -267,8 +268,8 @@ class _Session:
 
     async def _grant(self, timeout_s: float | None) -> None:
         """Ask for samples while the window has room."""
-        while self._owed < self._window:
-            request = self._store.request(min(self._size, self._window - self._owed))
+        while self._owed < self.window:
+            request = self.store.request(min(self.size, self.window - self._owed))
             if request is None:
                 return
             self._sequence += 1
@@ -277,16 +278,16 @@ class _Session:
             self._owed += len(request.indices)
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._context.write(pack_grant(grant))
+                    await self.context.write(pack_grant(grant))
             except TimeoutError:
                 raise self._silent(f"has not read a grant for {timeout_s:g} s") from None
 
     async def _receive(self, patience_s: float | None) -> object:
         """The next message; None if there may be something to ask for before it comes."""
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._context.read())
+            self._reading = asyncio.ensure_future(self.context.read())
         waits: set[asyncio.Future[object]] = {self._reading}
-        if self._owed < self._window:
+        if self._owed < self.window:
             waits.add(self._room)
         done, _ = await asyncio.wait(
             waits,
@@ -304,14 +305,14 @@ class _Session:
         return Refused(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "idle",
-            f"worker '{self._stream.worker}' {what} (learner.session_timeout_s); others are asked",
+            f"worker '{self.stream.worker}' {what} (learner.session_timeout_s); others are asked",
         )
 
     def _take(self, message: bytes) -> None:
         """Samples, or a part of them, have come."""
-        self._desk.note_bytes(len(message))
+        self.desk.received_bytes.inc(len(message))
         if message.startswith(NOTICES_TAG) and (notices := unpack_notices(message)):
-            self._desk.notices.add(notices)
+            self.desk.notices.add(notices)
             return
         if not self.open:
             raise WireError("the session sent samples that the learner did not request")
@@ -321,11 +322,11 @@ class _Session:
             return
         arrays, broken = answer
         if MASK in arrays:
-            _check_classes(self._spec, grant, arrays[MASK])
-        self._stream.messages += 1
+            _check_classes(self.spec, grant, arrays[MASK])
+        self.stream.messages += 1
         self.open.popleft()
         self._owed -= len(request.indices)
-        self._desk.keep(self._store, request, arrays, broken)
+        self.desk.keep(self.store, request, arrays, broken)
 
 
 def _check_classes(spec: SampleSpec, grant: Grant, mask: NDArray[Any]) -> None:

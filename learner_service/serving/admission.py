@@ -38,6 +38,11 @@ _ALLOWED_MODES: dict[Role, frozenset[int]] = {
     "evaluator": frozenset({pb.MODE_EVALUATE}),
     "read-only": frozenset(),
 }
+# By kind: options that limit places, and the memory of messages.
+_LIMITS: dict[Mode, tuple[str, str]] = {
+    "train": ("max_sessions", "max_in_flight_mib"),
+    "evaluate": ("max_evaluation_sessions", "max_evaluation_in_flight_mib"),
+}
 _MIB = 1024 * 1024
 _WATCH = "/grpc.health.v1.Health/Watch"
 MAX_WATCHES = 32
@@ -53,7 +58,7 @@ class Refused(Exception):  # noqa: N818 - the peer's error, not ours
         self.details = details
 
 
-@dataclass
+@dataclass(eq=False)
 class Admitted:
     """One stream: who opened it, what it holds of the learner, how it ended.
 
@@ -67,6 +72,8 @@ class Admitted:
         mode: "train", "evaluate" or "supply"; empty before Hello.
         messages: observations, or answers to grants, taken.
         welcomed: whether Welcome was sent.
+        hello: its Hello, once it is known to be allowed.
+        num_bytes: memory that its messages may take.
         outcome: status that it ended with, or "CANCELLED".
         reason: the outcome as a metric's label, if the stream was refused.
     """
@@ -80,14 +87,14 @@ class Admitted:
     mode: str = ""
     messages: int = 0
     welcomed: bool = False
+    hello: pb.Hello | None = None
+    num_bytes: int = 0
     outcome: str = "CANCELLED"  # a stream that ends without a status
     reason: str = ""
-    _hello: pb.Hello | None = None
-    _num_bytes: int = 0
     _began: float = field(default_factory=time.monotonic)
 
     def greet(self, hello: pb.Hello) -> None:
-        """Note what the stream is for, and count what it brings.
+        """Note what the stream is for and what it brings.
 
         Raises:
             Refused: if the role of its token does not allow the mode.
@@ -101,8 +108,7 @@ class Admitted:
                     "role",
                     f"a token of the role {role} does not allow {pb.Mode.Name(hello.mode)}",
                 )
-        self._hello = hello
-        self.admission.count_load(hello, 1)
+        self.hello = hello
 
     def reserve(self, num_bytes: int) -> None:
         """Move to a place of the stream's mode, with memory for its messages.
@@ -112,25 +118,16 @@ class Admitted:
         """
         place: Mode = "evaluate" if self.mode == "evaluate" else "train"
         if place != self.place:
-            self.admission.take_place(place)
-            self.admission.free_place(self.place)
+            self.admission.require_place(place)
             self.place = place
-        self.admission.reserve(place, num_bytes)
-        self._num_bytes = num_bytes
+        self.admission.require_memory(place, num_bytes)
+        self.num_bytes = num_bytes
+        self.admission.show_memory(place)
 
     def welcome(self) -> None:
         """Count the stream as a session: Welcome was sent."""
         self.welcomed = True
         self.admission.metrics.gauge("sessions", mode=self.mode).inc()
-
-    def release(self) -> None:
-        """Give back all that the stream holds."""
-        if self.welcomed:
-            self.admission.metrics.gauge("sessions", mode=self.mode).dec()
-        if self._hello is not None:
-            self.admission.count_load(self._hello, -1)
-        self.admission.reserve(self.place, -self._num_bytes)
-        self.admission.free_place(self.place)
 
     def line(self) -> str:
         """Return everything on one line; what the peer chose is quoted and escaped."""
@@ -141,57 +138,31 @@ class Admitted:
         )
 
 
+@dataclass(eq=False)
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Admits streams and answers how much the learner has to do. Used on the event loop.
 
     Attributes:
+        config: limits of sessions, of memory and of lines in the log.
         metrics: metrics that count refusals, sessions and reserved memory.
-        taken: places that are taken, by kind.
-        reserved: bytes of memory that are reserved, by kind.
+        credentials: the learner's folder, with all tokens; None: all clients are admitted.
+        rank: number of this learner among those of its run.
+        size: learners of the run.
+        streams: streams that have a place.
         stopping: why no stream is admitted any more; set from outside, empty before.
     """
 
-    def __init__(
-        self,
-        config: LearnerConfig,
-        metrics: LearnerMetrics,
-        credentials: CredentialFolder | None = None,
-        rank: int = 0,
-        size: int = 1,
-    ) -> None:
-        """Admit clients that have a token; all if there are no credentials.
+    config: LearnerConfig
+    metrics: LearnerMetrics
+    credentials: CredentialFolder | None = None
+    rank: int = 0
+    size: int = 1
+    stopping: str = ""
 
-        Args:
-            config: limits of sessions, of memory and of lines in the log.
-            metrics: counts those that are refused.
-            credentials: the learner's folder, with all tokens.
-            rank: number of this learner among those of its run.
-            size: learners of the run.
-        """
-        self.metrics = metrics
-        self.taken: dict[Mode, int] = {"train": 0, "evaluate": 0}
-        self.reserved: dict[Mode, int] = {"train": 0, "evaluate": 0}
-        self.stopping = ""
-        self._credentials = credentials
-        self._rank = rank
-        self._size = size
-        self._max_places: dict[Mode, tuple[str, int]] = {
-            "train": ("learner.max_sessions", config.max_sessions),
-            "evaluate": ("learner.max_evaluation_sessions", config.max_evaluation_sessions),
-        }
-        self._max_mib: dict[Mode, tuple[str, float]] = {
-            "train": ("learner.max_in_flight_mib", config.max_in_flight_mib),
-            "evaluate": (
-                "learner.max_evaluation_in_flight_mib",
-                config.max_evaluation_in_flight_mib,
-            ),
-        }
-        self._max_per_identity = config.max_sessions_per_identity
-        self._identities: Counter[str] = Counter()
-        self._environments = 0  # of training sessions
-        self._modes: Counter[int] = Counter()  # streams that said Hello
+    def __post_init__(self) -> None:
+        """Begin without streams."""
+        self.streams: set[Admitted] = set()
         self._watches = 0
-        self._max_lines = config.max_audit_lines
         self._lines: Counter[str] = Counter()  # of the window under way, by reason
         self._opening = asyncio.Lock()
 
@@ -199,10 +170,8 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def admit(self, context: Context) -> AsyncIterator[Admitted]:
         """Give a stream a place while it lasts; answer Refused with its status, and log the end."""
         stream = Admitted(self, "train", identity=_identity(context), peer=context.peer())
-        entered = False
         try:
             self._enter(stream, context)
-            entered = True
             yield stream
             stream.outcome = "OK"
         except Refused as refused:
@@ -212,9 +181,10 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             stream.reason = refused.reason
             await context.abort(refused.code, refused.details)
         finally:
-            if entered:
-                stream.release()
-                self._leave(stream.identity)
+            if stream.welcomed:
+                self.metrics.gauge("sessions", mode=stream.mode).dec()
+            self.streams.discard(stream)
+            self.show_memory(stream.place)
             level = logging.INFO if stream.outcome in ("OK", "CANCELLED") else logging.WARNING
             self._log(level, stream.reason or stream.outcome, stream)
 
@@ -233,8 +203,9 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 f"the certificate is one of the role {stream.identity}, the token one of the role "
                 f"{stream.role}: use both from one folder of `murmur certs`",
             )
-        limit = self._max_per_identity
-        if limit and stream.identity and self._identities[stream.identity] >= limit:
+        limit = self.config.max_sessions_per_identity
+        own = sum(other.identity == stream.identity for other in self.streams)
+        if limit and stream.identity and own >= limit:
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "identity",
@@ -244,65 +215,63 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if self.stopping:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "stopping", self.stopping)
         stream.place = "evaluate" if stream.role == "evaluator" else "train"
-        self.take_place(stream.place)
-        self._identities[stream.identity] += 1
+        self.require_place(stream.place)
+        self.streams.add(stream)
 
-    def _leave(self, identity: str) -> None:
-        self._identities[identity] -= 1
-        if not self._identities[identity]:
-            del self._identities[identity]
-
-    def take_place(self, kind: Mode) -> None:
-        """Take a place of a kind.
+    def require_place(self, kind: Mode) -> None:
+        """Check that a place of a kind is free.
 
         Raises:
             Refused: naming the limit.
         """
-        name, limit = self._max_places[kind]
-        if self.taken[kind] >= limit:
+        name, _ = _LIMITS[kind]
+        limit, taken = getattr(self.config, name), self._taken(kind)
+        if taken >= limit:
             what = "training" if kind == "train" else "evaluation"
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "limit",
-                f"{self.taken[kind]} {what} sessions are connected, the limit is {name}={limit}",
+                f"{taken} {what} sessions are connected, the limit is learner.{name}={limit}",
             )
-        self.taken[kind] += 1
 
-    def free_place(self, kind: Mode) -> None:
-        """Give a place of a kind back."""
-        self.taken[kind] -= 1
-
-    def reserve(self, kind: Mode, num_bytes: int) -> None:
-        """Reserve memory for the messages of one session; give it back where it is negative.
+    def require_memory(self, kind: Mode, num_bytes: int) -> None:
+        """Check that there is memory for the messages of one more session.
 
         Raises:
             Refused: naming the bytes and the limit.
         """
-        name, limit = self._max_mib[kind]
-        reserved = self.reserved[kind]
-        if num_bytes > 0 and reserved + num_bytes > limit * _MIB:
+        _, name = _LIMITS[kind]
+        limit, reserved = getattr(self.config, name), self._reserved(kind)
+        if reserved + num_bytes > limit * _MIB:
             never = num_bytes > limit * _MIB
             code = grpc.StatusCode
             raise Refused(
                 code.FAILED_PRECONDITION if never else code.RESOURCE_EXHAUSTED,
                 "memory",
                 f"the messages of this session take {num_bytes / _MIB:.1f} MiB, those of the "
-                f"sessions connected {reserved / _MIB:.1f} MiB, the limit is {name}={limit:g}; "
-                "raise it, or use fewer environments in a session",
+                f"sessions connected {reserved / _MIB:.1f} MiB, the limit is "
+                f"learner.{name}={limit:g}; raise it, or use fewer environments in a session",
             )
-        self.reserved[kind] += num_bytes
-        self.metrics.gauge("in_flight_bytes", mode=kind).set(self.reserved[kind])
 
-    def count_load(self, hello: pb.Hello, sign: int) -> None:
-        """Add (sign 1) or remove (-1) what a session brings to the learner."""
-        self._modes[hello.mode] += sign
-        if hello.mode == pb.MODE_TRAIN:
-            self._environments += sign * min(hello.num_envs, MAX_ENVS)
+    def show_memory(self, kind: Mode) -> None:
+        """Set the gauge of reserved memory."""
+        self.metrics.gauge("in_flight_bytes", mode=kind).set(self._reserved(kind))
+
+    def _taken(self, kind: Mode) -> int:
+        return sum(stream.place == kind for stream in self.streams)
+
+    def _reserved(self, kind: Mode) -> int:
+        return sum(stream.num_bytes for stream in self.streams if stream.place == kind)
+
+    def _hellos(self, mode: int) -> list[pb.Hello]:
+        """Return the Hellos of the streams of a mode. Called by any thread."""
+        found = [stream.hello for stream in list(self.streams)]
+        return [hello for hello in found if hello is not None and hello.mode == mode]
 
     @property
     def training_sessions(self) -> int:
         """Return the number of sessions that bring rows to learn from. Read by any thread."""
-        return self._modes[pb.MODE_TRAIN] + self._modes[pb.MODE_SUPPLY]
+        return len(self._hellos(pb.MODE_TRAIN)) + len(self._hellos(pb.MODE_SUPPLY))
 
     def load_handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Serve LOAD_METHOD: clients that choose between several learners ask for their load."""
@@ -311,12 +280,13 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.method_handlers_generic_handler(service, {method: answer})
 
     async def _answer_load(self, _request: bytes, _: object) -> bytes:
+        training = self._hellos(pb.MODE_TRAIN)
         return pb.LoadReply(
-            rank=self._rank,
-            size=self._size,
-            environments=self._environments,
-            supply_sessions=self._modes[pb.MODE_SUPPLY],
-            free_sessions=max(0, self._max_places["train"][1] - self.taken["train"]),
+            rank=self.rank,
+            size=self.size,
+            environments=sum(min(hello.num_envs, MAX_ENVS) for hello in training),
+            supply_sessions=len(self._hellos(pb.MODE_SUPPLY)),
+            free_sessions=max(0, self.config.max_sessions - self._taken("train")),
         ).SerializeToString()
 
     async def open_once(self, is_open: Callable[[], bool], begin: Callable[[], None]) -> None:
@@ -371,11 +341,11 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         Raises:
             Refused: if it has none that is known.
         """
-        if self._credentials is None:
+        if self.credentials is None:
             return None
         for key, value in metadata:
             if key == "authorization" and isinstance(value, str) and value.startswith("Bearer "):
-                role = self._credentials.current().role_of(value[7:])
+                role = self.credentials.current().role_of(value[7:])
                 if role is not None:
                     return role
                 raise Refused(
@@ -423,13 +393,13 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             loop = asyncio.get_running_loop()
             loop.call_later(AUDIT_WINDOW_S, self._end_window, level, reason)
         self._lines[reason] += 1
-        if self._lines[reason] <= self._max_lines:
+        if self._lines[reason] <= self.config.max_audit_lines:
             audit.log(level, "%s", stream.line())
         else:
             self.metrics.counter("audit_lines_suppressed", reason=reason).inc()
 
     def _end_window(self, level: int, reason: str) -> None:
-        more = self._lines.pop(reason) - self._max_lines
+        more = self._lines.pop(reason) - self.config.max_audit_lines
         if more > 0:
             audit.log(
                 level,
@@ -437,7 +407,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 more,
                 AUDIT_WINDOW_S,
                 reason,
-                self._max_lines,
+                self.config.max_audit_lines,
             )
 
 

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -195,7 +196,7 @@ class Curriculum:
         """Return the state for a checkpoint."""
         self._take_finished()
         return {
-            **values_to_state(self.current),
+            **asdict(self.current),
             "episodes": {name: list(counts) for name, counts in self._episodes.items()},
             "windows": {name: list(window) for name, window in self._windows.items()},
         }
@@ -230,13 +231,3 @@ class Curriculum:
             {name: values.options.get(name, value) for name, value in now.options.items()},
             {name: levels.get(name, level) for name, level in now.levels.items()},
         )
-
-
-def values_to_state(values: Values) -> dict[str, Any]:
-    """Return values as a checkpoint keeps them."""
-    return {"options": dict(values.options), "levels": dict(values.levels)}
-
-
-def values_from_state(state: Mapping[str, Any]) -> Values:
-    """Return values that a checkpoint keeps."""
-    return Values(state["options"], state["levels"])

@@ -31,60 +31,38 @@ _WAITED_S, _WAITED_TIMES, _NEWER = 0.01, 5.0, 0.02
 _IDLE_S = 0.2
 
 
+@dataclass(eq=False)
 class ServingStats:
     """Rows, episodes, results and latencies of serving. Used by the inference thread.
 
     Attributes:
+        storage: storage of the transitions.
         progress: counters of the run, and results of episodes.
         metrics: Prometheus metrics.
         clock: clock of the device's work.
         curriculum: curriculum of the run, which results of episodes move; None: there is none.
+        queue_wait: histogram of the time from a request's arrival to its batch.
+        environment: histogram of the time from an answer to the session's next request.
     """
 
-    def __init__(
-        self,
-        storage: UnrollStorage[Any],
-        progress: Progress,
-        metrics: LearnerMetrics,
-        clock: DeviceClock,
-        curriculum: Curriculum | None = None,
-    ) -> None:
-        """Begin to count.
+    storage: UnrollStorage[Any]
+    progress: Progress
+    metrics: LearnerMetrics
+    clock: DeviceClock
+    curriculum: Curriculum | None = None
 
-        Args:
-            storage: storage of the transitions.
-            progress: counters of the run.
-            metrics: Prometheus metrics.
-            clock: clock of the device's work.
-            curriculum: curriculum of the run; None: there is none.
-        """
-        self.progress = progress
-        self.curriculum = curriculum
-        self.metrics = metrics
-        self.clock = clock
-        self._storage = storage
-        self._num_agents = storage.spec.num_agents
-        self._acting_agents = storage.spec.acting_agents
-        self._learns_once = storage.learns_once
+    def __post_init__(self) -> None:
+        """Begin to count."""
+        self._num_agents = self.storage.spec.num_agents
+        self._acting_agents = self.storage.spec.acting_agents
+        metrics = self.metrics
         # Looked up once: these are counted for each request.
-        self._queue_wait = metrics.histogram("queue_wait_seconds")
-        self._environment = metrics.histogram("environment_seconds")
+        self.queue_wait = metrics.histogram("queue_wait_seconds")
+        self.environment = metrics.histogram("environment_seconds")
         self._rows = metrics.counter("rows_received")
         self._env_steps = metrics.counter("env_steps")
         self._agent_steps = metrics.counter("agent_steps")
         self._usual_s = 0.0  # of an act
-
-    def note_arrival(self, answered: float, arrived: float, taken: float) -> None:
-        """Count how long environments took for their steps, and the queue for a request.
-
-        Args:
-            answered: time of the session's last answer, s; 0 before the first.
-            arrived: time of the request's arrival, s.
-            taken: time when its batch began, s.
-        """
-        self._queue_wait.observe(taken - arrived)
-        if answered:
-            self._environment.observe(arrived - answered)
 
     def note_act(self, seconds: float, updating: bool) -> None:
         """Count an act that waited, told by its time beside that of the acts before.
@@ -97,7 +75,7 @@ class ServingStats:
         most = _WAITED_TIMES * usual
         self._usual_s = usual + _NEWER * (min(seconds, most) - usual)
         if seconds >= _WAITED_S and seconds >= most:
-            phase = "update" if updating or self._storage.updating else "idle"
+            phase = "update" if updating or self.storage.updating else "idle"
             self.metrics.counter("acts_waited", phase=phase).inc()
             self.metrics.counter("acts_waited_seconds", phase=phase).inc(seconds - usual)
 
@@ -111,7 +89,7 @@ class ServingStats:
             updating: whether an update was under way when the batch began.
         """
         self.metrics.histogram("inference_seconds").observe(seconds)
-        phase = "update" if updating or self._storage.updating else "idle"
+        phase = "update" if updating or self.storage.updating else "idle"
         acting = self.metrics.histogram("acting_seconds", phase=phase)
         for latency in latencies:
             acting.observe(latency)
@@ -133,7 +111,7 @@ class ServingStats:
         if not all_mid:
             acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
         self.progress.env_steps_received += acted
-        if not self._learns_once:  # else they are counted once they are learned from
+        if not self.storage.learns_once:  # else they are counted once they are learned from
             self.progress.env_steps += acted
         self._env_steps.inc(acted)
         self._agent_steps.inc(acted * self._acting_agents)
@@ -187,6 +165,7 @@ class _Served:
     filled: list[Unroll] = field(default_factory=list)
 
 
+@dataclass(eq=False, kw_only=True)
 class InferenceLoop:
     """Serves batches of requests. Everything here runs on the inference thread, but for `wake`.
 
@@ -195,6 +174,14 @@ class InferenceLoop:
     is queued again; its rows are observed only once.
 
     Attributes:
+        batcher: source of requests.
+        storage: storage of the transitions.
+        snapshots: snapshots of the policy that acts.
+        staging: brings rows to the policy, and actions back.
+        scheduler: scheduler that completed and ended evaluations are reported to.
+        league: acts for the teams that the policy does not act for.
+        stats: counts of what is served.
+        sampling: randomness of evaluations' actions; None: they are greedy.
         learn: learns from what is ready, between storing rows and acting on them, and returns
             whether the run continues (the sync pipeline); None: another thread learns (async).
         draining: rows are kept, but training sessions are not answered any more, once the batch
@@ -203,59 +190,38 @@ class InferenceLoop:
         prepared: set once it can act; nothing is learned before, while acts are captured.
     """
 
-    def __init__(
-        self,
-        *,
-        batcher: DynamicBatcher,
-        storage: UnrollStorage[Any],
-        snapshots: Snapshots,
-        staging: Staging,
-        scheduler: EvaluationScheduler,
-        league: League,
-        stats: ServingStats,
-        sampling: torch.Generator | None = None,
-    ) -> None:
-        """Wire the loop up.
+    batcher: DynamicBatcher
+    storage: UnrollStorage[Any]
+    snapshots: Snapshots
+    staging: Staging
+    scheduler: EvaluationScheduler
+    league: League
+    stats: ServingStats
+    sampling: torch.Generator | None = None
+    learn: Callable[[], bool] | None = None
+    draining: bool = False
+    batches_served: int = 0
+    prepared: threading.Event = field(default_factory=threading.Event)
 
-        Args:
-            batcher: source of requests.
-            storage: storage of the transitions.
-            snapshots: snapshots of the policy that acts.
-            staging: brings rows to the policy, and actions back.
-            scheduler: scheduler that completed and ended evaluations are reported to.
-            league: acts for the teams that the policy does not act for.
-            stats: counts of what is served.
-            sampling: randomness of evaluations' actions; None: they are greedy.
-        """
-        self._batcher = batcher
-        self._storage = storage
-        self._snapshots = snapshots
-        self._staging = staging
-        self._scheduler = scheduler
-        self._sampling = sampling
-        self._league = league
-        self._stats = stats
-        self._metrics = stats.metrics
+    def __post_init__(self) -> None:
+        """Serve no session yet."""
+        self._metrics = self.stats.metrics
         self._blocked: list[Request] = []
         self._blocked_lock = threading.Lock()
         self._ended: deque[EnvSession] = deque()
         self._environments = 0  # of training sessions that have sent rows
-        self.learn: Callable[[], bool] | None = None
-        self.draining = False
-        self.batches_served = 0
-        self.prepared = threading.Event()
 
     def run(self) -> None:
         """Serve until the batcher is closed."""
-        enter_stream(self._storage.device, urgent=True)
-        for policy in self._snapshots.each():
-            self._staging.prepare(policy)
+        enter_stream(self.storage.device, urgent=True)
+        for policy in self.snapshots.each():
+            self.staging.prepare(policy)
         self.prepared.set()
         while True:
             enter("wait_learning" if self._blocked else "wait_environments")
-            requests = self._batcher.next_batch(_IDLE_S)
+            requests = self.batcher.next_batch(_IDLE_S)
             enter("store")
-            self._metrics.gauge("queue_depth").set(self._batcher.depth)
+            self._metrics.gauge("queue_depth").set(self.batcher.depth)
             if requests:
                 self.serve(requests)
             while self._ended:  # not before: these requests may be of a session that has ended
@@ -266,12 +232,14 @@ class InferenceLoop:
 
     def serve(self, requests: list[Request]) -> None:
         """Serve a batch: observe its time steps, act on them, store and deliver the actions."""
-        started, updating = time.monotonic(), self._storage.updating
+        started, updating = time.monotonic(), self.storage.updating
         # Training requests that are served for the first time.
         fresh = [r for r in requests if not (r.stored or r.session.evaluating)]
         for request in requests:
             if not request.stored:  # else it was blocked: the learner made it wait, not the queue
-                self._stats.note_arrival(request.session.answered, request.arrived, started)
+                self.stats.queue_wait.observe(started - request.arrived)
+                if answered := request.session.answered:  # else it is the session's first
+                    self.stats.environment.observe(request.arrived - answered)
             if request.session.evaluating and not request.session.closed:
                 self._evaluate(request)
 
@@ -280,37 +248,37 @@ class InferenceLoop:
         batch, training = _Served(), [r for r in requests if not r.session.evaluating]
         for request in training:
             self._assign(request, batch)
-        busy, began = self._storage.updating, time.monotonic()
+        busy, began = self.storage.updating, time.monotonic()
         with state("transfer"):
-            self._staging.load(batch.acting, batch.others)
+            self.staging.load(batch.acting, batch.others)
         loading_s = time.monotonic() - began
         for unroll in batch.filled:
-            self._storage.add(unroll)
+            self.storage.add(unroll)
 
         running = True
         if self.learn is not None and training:
             running = self.learn()  # the sync pipeline makes its updates here, before it acts
         if not running or not batch.requests or self.draining:
-            self._staging.store()  # the run ends, or no session may be answered: rows are kept
+            self.staging.store()  # the run ends, or no session may be answered: rows are kept
         else:
             # Act. The other teams act before the wait for the actions: the device has both to do.
             enter("act")
             began = time.monotonic() - loading_s
-            with self._snapshots.acting() as snapshot, self._stats.clock.working("act"):
+            with self.snapshots.acting() as snapshot, self.stats.clock.working("act"):
                 policy, version = snapshot.policy, snapshot.version
-                memory = self._staging.act(policy)
+                memory = self.staging.act(policy)
                 others: dict[EnvSession, Array] = {}
                 if games := [r for r in batch.requests if r.other is not None]:
-                    note = self._stats.progress.finish_episode
-                    generator = self._staging.generator
-                    others = self._league.play(games, policy, generator, self._staging, note)
-                actions = self._staging.actions()
+                    note = self.stats.progress.finish_episode
+                    generator = self.staging.generator
+                    others = self.league.play(games, policy, generator, self.staging, note)
+                actions = self.staging.actions()
             enter("store")
-            self._stats.note_act(time.monotonic() - began, busy)
+            self.stats.note_act(time.monotonic() - began, busy)
 
             # Store what each unroll and each exact resume need of the actions; deliver them.
             replies, stop = [], 0
-            curriculum = self._stats.curriculum
+            curriculum = self.stats.curriculum
             values = None if curriculum is None else curriculum.current
             for request in batch.requests:
                 session = request.session
@@ -332,7 +300,7 @@ class InferenceLoop:
 
         now = time.monotonic()
         latencies = [now - r.arrived for r in fresh if not r.session.waiting]
-        self._stats.note_batch(latencies, now - started, updating)
+        self.stats.note_batch(latencies, now - started, updating)
 
     def _assign(self, request: Request, batch: _Served) -> None:
         """Count a session's rows and give them their places, once; see whether it is acted for."""
@@ -342,11 +310,11 @@ class InferenceLoop:
             request.stored = session.waiting = True
             all_mid = session.observe(timestep.step_type)
             if session.messages == 1:
-                if self._staging.memory is not None:
-                    self._staging.memory.admit(session)
+                if self.staging.memory is not None:
+                    self.staging.memory.admit(session)
                 self._environments += session.num_envs
-                self._storage.connect(self._environments)
-            self._stats.count(session, timestep, all_mid)
+                self.storage.connect(self._environments)
+            self.stats.count(session, timestep, all_mid)
             # These rows end the previous transition, so they belong to its unroll; a full unroll's
             # last row also begins the next unroll, and is acted on there.
             if unroll is not None:
@@ -362,14 +330,14 @@ class InferenceLoop:
         if session.unroll is None:
             # The rows also begin the next unroll, if learning is not too far behind.
             with self._blocked_lock:  # against `wake` missing a request blocked just now
-                admitted = self._storage.may_begin(batch.filled)
+                admitted = self.storage.may_begin(batch.filled)
                 if not admitted:
                     self._blocked.append(request)
             self._metrics.gauge("parked_sessions").set(len(self._blocked))
             if not admitted:
                 return
             n, first_slot, number = session.num_envs, session.first_slot, session.unrolls
-            session.unroll = self._storage.begin(n, first_slot, number, batch.filled)
+            session.unroll = self.storage.begin(n, first_slot, number, batch.filled)
             session.unrolls += 1
             session.unroll.cursor = 1
             target = RowTarget(timestep, session.unroll, 0, first_slot)
@@ -386,29 +354,29 @@ class InferenceLoop:
         last = int((timestep.step_type == _LAST).sum())
         self._metrics.counter("episodes", mode="evaluate").inc(last)
         enter("evaluate")
-        policy, sampling, staging = evaluation.policy, self._sampling, self._staging
-        self._snapshots.published.wait()  # evaluations' policies are behind this mark, too
-        with self._stats.clock.working("evaluate"):
+        policy, sampling, staging = evaluation.policy, self.sampling, self.staging
+        self.snapshots.published.wait()  # evaluations' policies are behind this mark, too
+        with self.stats.clock.working("evaluate"):
             own = ForwardRows(policy, [timestep], session.memory)
             action, (session.memory,) = staging.forward_rows([own], sampling)
             if request.other is not None:
                 action = action.copy()  # the other team's actions may overwrite it
-                others = self._league.play([request], policy, sampling, staging, None)
+                others = self.league.play([request], policy, sampling, staging, None)
                 action = session.of_game(action, others[session])
         enter("reply")
         message = session.codec.pack(request.sequence, evaluation.updates, action)
         deliver([(request, message)])
         if complete and not session.complete:
             session.complete = True
-            self._scheduler.finished(evaluation)
+            self.scheduler.finished(evaluation)
 
     def wake(self) -> None:
         """Queue blocked requests if there may be room. Called by any thread."""
         with self._blocked_lock:
-            if not self._blocked or not self._storage.may_begin():
+            if not self._blocked or not self.storage.may_begin():
                 return
             blocked, self._blocked = self._blocked, []
-        self._batcher.submit(*blocked)
+        self.batcher.submit(*blocked)
 
     def end(self, session: EnvSession) -> None:
         """Note that a session's stream is gone. Called by the server."""
@@ -419,29 +387,29 @@ class InferenceLoop:
         """Keep what a session has sent; drop and count its last row, which nothing was done on."""
         with self._blocked_lock:
             self._blocked = [r for r in self._blocked if r.session is not session]
-        request = self._batcher.withdraw(session)
+        request = self.batcher.withdraw(session)
         if session.evaluating:
             assert session.evaluation is not None
-            self._scheduler.end(session.evaluation, session.complete, session.given_up)
+            self.scheduler.end(session.evaluation, session.complete, session.given_up)
             return
-        if self._staging.memory is not None:
-            self._staging.memory.dismiss(session)
+        if self.staging.memory is not None:
+            self.staging.memory.dismiss(session)
         if request is not None and not request.stored:
             batch = _Served()
             self._assign(request, batch)
             with state("transfer"):
-                self._staging.load((), batch.others)
+                self.staging.load((), batch.others)
             for unroll in batch.filled:
-                self._storage.add(unroll)
+                self.storage.add(unroll)
         if not session.messages:
             return
         self._environments -= session.num_envs
-        self._storage.connect(self._environments)
+        self.storage.connect(self._environments)
         rows = session.num_envs
         if session.unroll is not None:
-            rows = self._storage.add_open(session.unroll)
+            rows = self.storage.add_open(session.unroll)
             session.unroll = None
             self.wake()  # its place is free: no update may follow that would wake the others
-        self._stats.progress.drop("session", rows)
+        self.stats.progress.drop("session", rows)
         self._metrics.counter("rows_dropped", reason="session").inc(rows)
         self._metrics.counter("episodes_dropped", reason="session").inc(session.num_envs)

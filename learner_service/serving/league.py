@@ -25,8 +25,7 @@ from murmur.learner_service.device.streams import Fence
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.serving.batcher import Request
-from murmur.learner_service.serving.game import Game
-from murmur.learner_service.serving.opponents import EPISODES, Opponent, Pairing
+from murmur.learner_service.serving.game import EPISODES, Game, Opponent, Pairing
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.staging import ForwardRows, Staging
 from murmur.shared.config.experiment import LeagueConfig
@@ -40,6 +39,7 @@ _LEVEL = 1e-4  # no lead, but rounding: thirds of a reward do not add up to it
 Points = Callable[[str, NDArray[np.float64]], None]
 
 
+@dataclasses.dataclass(eq=False)
 class League:
     """Draws opponents and acts for them.
 
@@ -47,35 +47,27 @@ class League:
     they share are replaced whole, and a lock is held where one of them changes points.
 
     Attributes:
+        config: the section league.
+        run_seed: seed of the run.
+        device: device that opponents act on.
+        group: the learners of the run, which play the same opponents.
         game: both sides of the games; None: no session has named them yet.
     """
 
+    config: LeagueConfig
+    run_seed: int
+    device: torch.device
+    group: Group = ALONE
     game: Game | None = None
 
-    def __init__(
-        self,
-        config: LeagueConfig,
-        run_seed: int,
-        device: torch.device,
-        group: Group = ALONE,
-    ) -> None:
-        """An empty league; `add` adds those of league.checkpoints.
-
-        Args:
-            config: the section league.
-            run_seed: seed of the run.
-            device: device that opponents act on.
-            group: the learners of the run, which play the same opponents.
-        """
-        self._config = config
-        self._seed = run_seed
-        self._device = device
+    def __post_init__(self) -> None:
+        """Begin without opponents; `add` adds those of league.checkpoints."""
         # A rank plays its share of the episodes; the ranks' mean then remembers as one learner.
-        self._group, self._memory = group, max(1.0, EPISODES / group.size)
+        self._memory = max(1.0, EPISODES / self.group.size)
         self._judging = threading.Lock()
         self._fixed: tuple[Opponent, ...] = ()
         self._past_policies: tuple[Opponent, ...] = ()
-        self._kept, self._acted = Fence(device), Fence(device)
+        self._kept, self._acted = Fence(self.device), Fence(self.device)
         self._assigned: dict[int, tuple[Pairing, int]] = {}  # by slot
         # By slot, from a checkpoint: who plays, lead, memory.
         self._open: dict[int, tuple[Opponent | None, float, Tensor | None]] = {}
@@ -91,7 +83,7 @@ class League:
 
     def wants(self, updates: int) -> bool:
         """Whether to keep the policy of this update."""
-        return self._config.size > 0 and updates % self._config.every_updates == 0
+        return self.config.size > 0 and updates % self.config.every_updates == 0
 
     def keep(self, file: str, policy: Policy) -> None:
         """Add a past policy of the run; if there are too many the oldest leaves.
@@ -102,7 +94,7 @@ class League:
         self._acted.wait()
         if self.game is not None:
             policy = self.game.assign(policy)
-        self._past_policies = (*self._past_policies, Opponent(file, policy))[-self._config.size :]
+        self._past_policies = (*self._past_policies, Opponent(file, policy))[-self.config.size :]
 
     def share_points(self, updates: int) -> None:
         """Every league.every_updates updates, score opponents by the episodes of all ranks.
@@ -112,7 +104,7 @@ class League:
         they have one pool.
         """
         pool = self.opponents
-        if self._group.size == 1 or not pool or updates % self._config.every_updates:
+        if self.group.size == 1 or not pool or updates % self.config.every_updates:
             return
         with self._judging:
             own = [(opponent.points, opponent.episodes) for opponent in pool]
@@ -120,7 +112,7 @@ class League:
                 opponent.episodes = 0
         sums = {f"points {i}": points * played for i, (points, played) in enumerate(own)}
         counts = {f"episodes {i}": float(played) for i, (_, played) in enumerate(own)}
-        together = self._group.agree(sums | counts, "sum")
+        together = self.group.agree(sums | counts, "sum")
         with self._judging:
             for i, opponent in enumerate(pool):
                 if played := together[f"episodes {i}"]:  # and what this rank has noted meanwhile
@@ -132,7 +124,7 @@ class League:
         for env, slot in enumerate(slots.tolist()):
             none = None, 0.0, None
             assignment = self._open.pop(slot, none)
-            if assignment[0] is None and self._config.agents and not self._config.latest:
+            if assignment[0] is None and self.config.agents and not self.config.latest:
                 # An opponent that has left; the policy itself may act for other agents.
                 assignment = self.opponents[0], *assignment[1:]
             pairing.opponents[env], pairing.lead[env], pairing.memory[env] = assignment
@@ -151,14 +143,14 @@ class League:
         if not where.size:
             return
         # Not the seeds of the episodes themselves: what happens in them must not tell who plays.
-        seeds = episode_seeds(self._seed + 1, slots[where], episodes[where])
+        seeds = episode_seeds(self.run_seed + 1, slots[where], episodes[where])
         latest, which = uniform(seeds, 2).astype(np.float64)
         pool = self.opponents
         shares = np.cumsum([o.weight for o in pool])
         for i, env in enumerate(where):
             pairing.lead[env] = 0
             pairing.opponents[env] = pairing.memory[env] = None
-            if pool and latest[i] >= self._config.latest:
+            if pool and latest[i] >= self.config.latest:
                 at = np.searchsorted(shares, which[i] * shares[-1], "right")
                 pairing.opponents[env] = pool[min(int(at), len(pool) - 1)]
 
@@ -281,7 +273,7 @@ class League:
         """Return an opponent's recurrent state in some environments, [n, A, Z], or None."""
         if not size:
             return None
-        fresh = torch.zeros((num_agents, size), device=self._device)
+        fresh = torch.zeros((num_agents, size), device=self.device)
         known = [games[game][0].memory[env] for game, env in places]
         return torch.stack([fresh if m is None else m for m in known])
 
@@ -316,14 +308,14 @@ class League:
                 self._past_policies += (known[file],)
             known[file].points = points
         self._past_policies = self._past_policies[
-            max(len(self._past_policies) - self._config.size, 0) :
+            max(len(self._past_policies) - self.config.size, 0) :
         ]
         for slot, file, lead, memory in state["seats"]:
             if _left(file, known):
                 file, memory = "", None
             if file and file not in known:  # it has left since that episode began
                 known[file] = Opponent(file, load(file))
-            remembered = None if memory is None else memory.to(self._device)
+            remembered = None if memory is None else memory.to(self.device)
             self._open[slot] = known.get(file), lead, remembered
 
 

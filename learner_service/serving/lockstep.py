@@ -89,20 +89,6 @@ async def read_hello(context: Context, stream: Admitted) -> pb.Hello:
     Raises:
         Refused: if it does not come, is something else, or is not allowed.
     """
-    hello = await _first_hello(context)
-    stream.worker = hello.worker_id
-    _check_hello(hello)
-    stream.greet(hello)
-    return hello
-
-
-def _bad_hello(text: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> Refused:
-    """Make the refusal of a first message."""
-    return Refused(code, "hello", text)
-
-
-async def _first_hello(context: Context) -> pb.Hello:
-    """Return the first message of a stream, if it comes in time."""
     try:
         first = await asyncio.wait_for(context.read(), HELLO_TIMEOUT_S)
     except TimeoutError:
@@ -110,11 +96,8 @@ async def _first_hello(context: Context) -> pb.Hello:
             f"no Hello within {HELLO_TIMEOUT_S:g} s: a silent stream does not keep its place",
             grpc.StatusCode.DEADLINE_EXCEEDED,
         ) from None
-    return _parse_hello(first)
-
-
-def _check_hello(hello: pb.Hello) -> None:
-    """Refuse another protocol, and a session that cannot be."""
+    hello = _parse_hello(first)
+    stream.worker = hello.worker_id
     if hello.protocol_version != PROTOCOL_VERSION:
         raise Refused(
             grpc.StatusCode.FAILED_PRECONDITION,
@@ -122,13 +105,19 @@ def _check_hello(hello: pb.Hello) -> None:
             f"worker '{hello.worker_id}' speaks protocol version {hello.protocol_version}, "
             f"this learner {PROTOCOL_VERSION}; use the same release of murmur on both sides",
         )
-    if hello.mode == pb.MODE_SUPPLY:
-        return
-    if not 1 <= hello.num_envs <= MAX_ENVS or hello.mode not in MODE_NAMES:
+    plays = 1 <= hello.num_envs <= MAX_ENVS and hello.mode in MODE_NAMES
+    if hello.mode != pb.MODE_SUPPLY and not plays:
         raise _bad_hello(
             f"worker '{hello.worker_id}' says Hello with num_envs={hello.num_envs} "
             f"(1 to {MAX_ENVS}), mode={hello.mode} ({', '.join(pb.Mode.keys())})",
         )
+    stream.greet(hello)
+    return hello
+
+
+def _bad_hello(text: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> Refused:
+    """Make the refusal of a first message."""
+    return Refused(code, "hello", text)
 
 
 def _parse_hello(message: object) -> pb.Hello:

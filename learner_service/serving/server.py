@@ -5,6 +5,7 @@ Runs on one event loop in a thread of its own; inference and learning run elsewh
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -37,41 +38,29 @@ class SessionHandler(Protocol):
         """
 
 
+@dataclass(eq=False)
 class RolloutServer:
     """Serves Rollout.Play and grpc.health.v1. All methods run on the event loop.
 
     Attributes:
+        handler: handler of the sessions.
         admission: interceptor that admits streams.
+        config: configuration of the learner.
+        credentials: certificates; None: all are admitted, in plain text, and
+            murmur.shared.wire.credentials.credentials_for decides where that is right.
+        or_any: flag to listen on any free port if config.port is in use.
         port: the port it listens on, once started.
     """
 
-    def __init__(
-        self,
-        handler: SessionHandler,
-        admission: Admission,
-        config: LearnerConfig,
-        credentials: CredentialFolder | None = None,
-        *,
-        or_any: bool = False,
-    ) -> None:
-        """Prepare to listen on config.host and config.port.
+    handler: SessionHandler
+    admission: Admission
+    config: LearnerConfig
+    credentials: CredentialFolder | None = None
+    or_any: bool = False
 
-        Args:
-            handler: handler of the sessions.
-            admission: interceptor that admits streams.
-            config: configuration of the learner.
-            credentials: certificates; None: all are admitted, in plain text, and
-                murmur.shared.wire.credentials.credentials_for decides where that is right.
-            or_any: flag to listen on any free port if config.port is in use.
-        """
-        self.admission = admission
-        self.port = PORT if config.port is None else config.port
-        self._or_any = or_any
-        self._handler = handler
-        self._address = config.host
-        self._credentials = credentials
-        # Beyond the sessions there are health checks, and streams that are about to be refused.
-        self._max_streams = config.max_sessions + config.max_evaluation_sessions + _MORE_STREAMS
+    def __post_init__(self) -> None:
+        """Prepare to listen on config.host and config.port."""
+        self.port = PORT if self.config.port is None else self.config.port
         self._streams: set[asyncio.Task[None]] = set()
         self._why_ended = ""
         self._server: grpc.aio.Server | None = None
@@ -82,19 +71,21 @@ class RolloutServer:
         Raises:
             ResourceError: if the port is not available.
         """
+        # Beyond the sessions there are health checks, and streams that are about to be refused.
+        sessions = self.config.max_sessions + self.config.max_evaluation_sessions
         server = grpc.aio.server(
             interceptors=[self.admission],
             options=SERVER_OPTIONS,
-            maximum_concurrent_rpcs=self._max_streams,
+            maximum_concurrent_rpcs=sessions + _MORE_STREAMS,
         )
         server.add_generic_rpc_handlers((stream_handler(self._play), self.admission.load_handler()))
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
-        where = host_and_port(self._address, self.port)
+        where = host_and_port(self.config.host, self.port)
         bound = self._bind(server, where)
-        if not bound and self._or_any:
-            bound = self._bind(server, host_and_port(self._address, 0))
+        if not bound and self.or_any:
+            bound = self._bind(server, host_and_port(self.config.host, 0))
         if not bound:
             raise ResourceError(
                 f"cannot bind {where}: another program uses it or the "
@@ -107,9 +98,9 @@ class RolloutServer:
     def _bind(self, server: grpc.aio.Server, where: str) -> int:
         """Bind an address; return its port, or 0 if it is not available."""
         try:
-            if self._credentials is None:
+            if self.credentials is None:
                 return int(server.add_insecure_port(where))
-            return int(server.add_secure_port(where, server_credentials(self._credentials)))
+            return int(server.add_secure_port(where, server_credentials(self.credentials)))
         except RuntimeError:
             return 0
 
@@ -142,7 +133,7 @@ class RolloutServer:
             async with self.admission.admit(context) as stream:
                 hello = await read_hello(context, stream)
                 try:
-                    await self._handler.serve(hello, context, stream)
+                    await self.handler.serve(hello, context, stream)
                 except WireError as error:
                     words = f"worker '{hello.worker_id}': {error}"
                     raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "contents", words) from None

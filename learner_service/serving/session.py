@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from murmur.learner_service.serving.evaluation import Evaluation
-from murmur.learner_service.serving.game import Game
-from murmur.learner_service.serving.opponents import Pairing
+from murmur.learner_service.serving.game import Game, Pairing
 from murmur.learner_service.storage.storage import Unroll
 from murmur.shared.config.episode_options import Values
 from murmur.shared.wire.codec import ActionCodec
@@ -72,20 +70,14 @@ class EnvSession:
     complete: bool = False
     given_up: bool = False
     answered: float = 0.0
-    started: NDArray[np.int64] = field(init=False)
     taken: list[Array] = field(default_factory=list)
-    all_mid: bytes = field(init=False)
     going_on: bool = True
-    over: NDArray[np.bool_] = field(init=False)
-    episode_return: NDArray[np.float64] = field(init=False)
-    untrained: NDArray[np.bool_] = field(init=False)
     evaluation: Evaluation | None = None
     memory: Tensor | None = None
     pairing: Pairing | None = None
     game: Game | None = None
     order: NDArray[np.intp] | None = None
     values: Values | None = None
-    begun: NDArray[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin before the first time step."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,7 @@ from torch import Tensor
 
 from murmur.learner_service.checkpoint.parts import SLOTS
 from murmur.learner_service.device.readback import to_host
-from murmur.learner_service.serving.curriculum import (
-    Curriculum,
-    values_from_state,
-    values_to_state,
-)
+from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.telemetry.progress import Progress
 from murmur.shared.config.episode_options import Values
@@ -26,47 +23,61 @@ from murmur.shared.wire.spec import MAX_ENVS, EnvSpec, action_layout
 MAX_REMEMBERED = MAX_ENVS
 
 
+@dataclass(frozen=True)
+class OpenEpisode:
+    """The episode under way in a slot, as the sync pipeline continues it.
+
+    Attributes:
+        actions: actions so far, as sent over the wire.
+        memory: [A, Z] recurrent state; None: of zeros, or the policy has none.
+        returned: sum of rewards so far, over agents.
+        untrained: whether the episode began before the first update.
+        values: values of the curriculum that it began with, and those told last; None: there is
+            no curriculum.
+        counted: whether its slot's next row was counted before the checkpoint.
+    """
+
+    actions: bytes = b""
+    memory: Tensor | None = None
+    returned: float = 0.0
+    untrained: bool = False
+    values: tuple[Values, Values] | None = None
+    counted: bool = False
+
+
+_NEW = OpenEpisode()
+
+
+@dataclass(eq=False)
 class SlotTable:
     """Slots of the training sessions. Several threads use it; a lock guards it.
 
     A slot enters the table with the first row that arrives for it, so a Hello alone leaves nothing
     behind. The table is bounded: the least recently used slots leave it. A slot that it
     does not know begins above every episode that it has forgotten, so no seed is played twice.
+
+    Attributes:
+        exact: whether a resumed run continues in the middle of episodes (the sync pipeline).
+        progress: counts rows that a resumed run cannot continue with.
+        max_remembered: slots without a session whose next episode is remembered.
+        rank: rank among several learners: its slots are no other's, so no two play one seed.
+        curriculum: options of the episodes that begin; None: there are none.
     """
 
-    def __init__(
-        self,
-        exact: bool,
-        progress: Progress,
-        max_remembered: int = MAX_REMEMBERED,
-        rank: int = 0,
-        curriculum: Curriculum | None = None,
-    ) -> None:
-        """An empty table.
+    exact: bool
+    progress: Progress
+    max_remembered: int = MAX_REMEMBERED
+    rank: int = 0
+    curriculum: Curriculum | None = None
 
-        Args:
-            exact: whether a resumed run continues in the middle of episodes (the sync pipeline).
-            progress: counts rows that a resumed run cannot continue with.
-            max_remembered: slots without a session whose next episode is remembered.
-            rank: rank among several learners: its slots are no other's, so no two play one seed.
-            curriculum: options of the episodes that begin; None: there are none.
-        """
-        self._offset = rank * SLOTS
-        self._exact = exact
-        self._progress = progress
-        self._max_remembered = max_remembered
+    def __post_init__(self) -> None:
+        """Begin with an empty table."""
+        self._offset = self.rank * SLOTS
         self._first_episode = 0  # of a slot that is not in the table
         self._lock = threading.Lock()
         self._sessions: list[EnvSession] = []
         self._next_episode: dict[int, int] = {}
-        self._open_episodes: dict[int, bytes] = {}
-        self._memory: dict[int, Tensor] = {}
-        self._returns: dict[int, float] = {}
-        self._untrained: set[int] = set()  # slots whose episode began before the first update
-        self._curriculum = curriculum
-        # By slot: values of the curriculum that its episode began with, and those told last.
-        self._values: dict[int, tuple[Values, Values]] = {}
-        self._again: set[int] = set()  # slots whose first row was counted before the checkpoint
+        self._open: dict[int, OpenEpisode] = {}  # of slots without a session
 
     @property
     def num_envs(self) -> int:
@@ -77,7 +88,7 @@ class SlotTable:
     @property
     def num_counted(self) -> int:
         """Slots whose first row was counted before the checkpoint that the run resumed from."""
-        return len(self._again)
+        return sum(episode.counted for episode in self._open.values())
 
     @property
     def all_waiting(self) -> bool:
@@ -95,34 +106,31 @@ class SlotTable:
             first = self._free_slots(n, wanted)
             known, fresh = self._next_episode, self._first_episode
             episode = np.array([known.get(first + i, fresh) for i in range(n)])
-            actions = [self._open_episodes.pop(first + i, b"") for i in range(n)]
-            begun = [self._values.pop(first + i, None) for i in range(n)]
-            now = None if self._curriculum is None else self._curriculum.current
-            told = next((values[1] for values in begun if values is not None), now)
+            opened = [self._open.pop(first + i, _NEW) for i in range(n)]
+            now = None if self.curriculum is None else self.curriculum.current
+            told = next((x.values[1] for x in opened if x.values is not None), now)
             session = EnvSession(hello.worker_id, spec, n, first, episode, values=told)
-            slots = session.slots.tolist()
-            session.episode_return[:] = [self._returns.pop(slot, 0.0) for slot in slots]
-            session.untrained[:] = [slot in self._untrained for slot in slots]
-            self._untrained.difference_update(slots)
-            session.resumed = self._again.issuperset(slots)
-            counted = self._again.intersection(slots)
+            session.episode_return[:] = [x.returned for x in opened]
+            session.untrained[:] = [x.untrained for x in opened]
+            counted = sum(x.counted for x in opened)
+            session.resumed = counted == n
             if counted and not session.resumed:  # another share of the slots: a fresh start
-                self._progress.drop("restart", len(counted))
-            self._again -= counted
-            remembered = [self._memory.pop(first + i, None) for i in range(n)]
-            like = next((m for m in remembered if m is not None), None)
+                self.progress.drop("restart", counted)
+            like = next((x.memory for x in opened if x.memory is not None), None)
             if like is not None:
                 zeros = torch.zeros_like(like)
-                session.memory = torch.stack([zeros if m is None else m for m in remembered])
+                rows = [zeros if x.memory is None else x.memory for x in opened]
+                session.memory = torch.stack(rows)
             self._sessions.append(session)
-        replay(session, actions)
+        replay(session, [x.actions for x in opened])
         starts = [
-            pb.SlotStart(episode=int(e), actions=a) for e, a in zip(episode, actions, strict=True)
+            pb.SlotStart(episode=int(e), actions=x.actions)
+            for e, x in zip(episode, opened, strict=True)
         ]
-        for i, values in enumerate(begun):
-            if values is not None:
-                session.begun[i] = values[0]
-                starts[i].options.extend(options_to_proto(values[0].options))
+        for i, x in enumerate(opened):
+            if x.values is not None:
+                session.begun[i] = x.values[0]
+                starts[i].options.extend(options_to_proto(x.values[0].options))
         return session, starts
 
     def end(self, session: EnvSession) -> None:
@@ -134,7 +142,7 @@ class SlotTable:
             if session.messages:
                 self._remember(session.slots.tolist(), (session.episode + 1).tolist())
             elif session.resumed:
-                self._take_back(session)
+                self._open |= _open_episodes(session)  # for another session
 
     def state_dict(self) -> dict[str, Any]:
         """Per slot: the episode under way; in sync mode its actions so far and what is remembered.
@@ -142,57 +150,52 @@ class SlotTable:
         Memory is saved, not made again from the observations: it is what policies of the past made
         of them.
         """
-        memory: dict[int, Tensor] = {}
-        returns: dict[int, float] = {}
-        untrained: list[int] = []
-        values: dict[int, list[dict[str, Any]]] = {}
+        found: dict[int, OpenEpisode] = {}
         with self._lock:
-            slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
+            episodes = dict(self._next_episode)
             for session in self._sessions:
                 if not session.messages and not session.resumed:
                     continue  # it has only said Hello
-                for i, slot in enumerate(session.slots.tolist()):
-                    actions = session.open_actions(i).hex() if self._exact else ""
-                    slots[slot] = (slot, int(session.episode[i]), actions)
-                    if not self._exact:
-                        continue
-                    returns[slot] = float(session.episode_return[i])
-                    if session.untrained[i]:
-                        untrained.append(slot)
-                    if session.values is not None:
-                        both = session.begun[i], session.values
-                        values[slot] = [values_to_state(x) for x in both]
-                    if session.memory is not None:
-                        memory[slot] = to_host(session.memory[i]).clone()
+                episodes.update(zip(session.slots.tolist(), session.episode.tolist(), strict=True))
+                if self.exact:
+                    found |= _open_episodes(session)
+        values = {s: [asdict(v) for v in x.values] for s, x in found.items() if x.values}
         return {
-            "slots": sorted(slots.values()),
+            "slots": sorted(
+                (slot, episode, found.get(slot, _NEW).actions.hex())
+                for slot, episode in episodes.items()
+            ),
             "first_episode": self._first_episode,
-            "memory": memory,
-            "returns": returns,
-            "untrained": sorted(untrained),
-            "again": sorted(returns),
-            **({"values": values} if self._curriculum is not None else {}),
+            "memory": {
+                slot: to_host(x.memory).clone() for slot, x in found.items() if x.memory is not None
+            },
+            "returns": {slot: x.returned for slot, x in found.items()},
+            "untrained": sorted(slot for slot, x in found.items() if x.untrained),
+            "again": sorted(found),
+            **({"values": values} if self.curriculum is not None else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; a curriculum is loaded before."""
         self._first_episode = state.get("first_episode", 0)
+        untrained, again = (set(state.get(k, ())) for k in ("untrained", "again"))
         for slot, episode, actions in state["slots"]:
             # Only the sync pipeline can continue in the middle of an episode.
-            self._next_episode[slot] = episode if self._exact else episode + 1
-            if self._exact:
-                self._open_episodes[slot] = bytes.fromhex(actions)
-        if self._exact:  # older checkpoints lack what is not found
-            self._memory = state.get("memory", {})
-            self._returns = state.get("returns", {})
-            self._untrained = set(state.get("untrained", ()))
-            self._again = set(state.get("again", ()))
-            if self._curriculum is not None:
-                for slot, (begun, told) in state.get("values", {}).items():
-                    self._values[slot] = (
-                        self._curriculum.completed(values_from_state(begun)),
-                        self._curriculum.completed(values_from_state(told)),
-                    )
+            self._next_episode[slot] = episode if self.exact else episode + 1
+            if not self.exact:
+                continue
+            values = None
+            if self.curriculum is not None and slot in state.get("values", {}):
+                begun, told = (Values(**saved) for saved in state["values"][slot])
+                values = self.curriculum.completed(begun), self.curriculum.completed(told)
+            self._open[slot] = OpenEpisode(
+                bytes.fromhex(actions),
+                state.get("memory", {}).get(slot),
+                state.get("returns", {}).get(slot, 0.0),
+                slot in untrained,
+                values,
+                slot in again,
+            )
 
     def _free_slots(self, n: int, wanted: int | None) -> int:
         taken = sorted((s.first_slot, s.first_slot + s.num_envs) for s in self._sessions)
@@ -210,21 +213,23 @@ class SlotTable:
         for slot, episode in zip(slots, episodes, strict=True):
             self._next_episode.pop(slot, None)  # a dict keeps the order of insertion
             self._next_episode[slot] = episode
-        for slot in list(self._next_episode)[: len(self._next_episode) - self._max_remembered]:
+        for slot in list(self._next_episode)[: len(self._next_episode) - self.max_remembered]:
             self._first_episode = max(self._first_episode, self._next_episode.pop(slot))
 
-    def _take_back(self, session: EnvSession) -> None:
-        """Keep the place of a session that ended before its first row, for another session."""
-        for i, slot in enumerate(session.slots.tolist()):
-            self._again.add(slot)
-            self._open_episodes[slot] = session.open_actions(i)
-            self._returns[slot] = float(session.episode_return[i])
-            if session.untrained[i]:
-                self._untrained.add(slot)
-            if session.values is not None:
-                self._values[slot] = session.begun[i], session.values
-            if session.memory is not None:
-                self._memory[slot] = session.memory[i]
+
+def _open_episodes(session: EnvSession) -> dict[int, OpenEpisode]:
+    """Return the episodes under way of a session, by slot."""
+    return {
+        slot: OpenEpisode(
+            session.open_actions(i),
+            None if session.memory is None else session.memory[i],
+            float(session.episode_return[i]),
+            bool(session.untrained[i]),
+            None if session.values is None else (session.begun[i], session.values),
+            counted=True,
+        )
+        for i, slot in enumerate(session.slots.tolist())
+    }
 
 
 def replay(session: EnvSession, actions: list[bytes]) -> None:

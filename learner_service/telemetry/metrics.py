@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -182,6 +183,23 @@ class LearnerMetrics(Collector):
         (family,) = self._by_name[metric].collect()
         total = sum(s.value for s in family.samples if s.name.endswith(("_sum", "_total")))
         return total, sum(s.value for s in family.samples if s.name.endswith("_count"))
+
+    def work_done(self) -> dict[str, float]:
+        """Return the work of this process and its cost, for `murmur plan`.
+
+        Returns:
+            requests: observation messages served; batches: that were acted on; received_bytes;
+            cpu_s: of the process; cpu_s/<thread>, cpu_wait_s/<thread>: of each thread with a
+            ledger.
+        """
+        return {
+            "cpu_s": time.process_time(),
+            "requests": self.sum_of("queue_wait_seconds")[1],
+            "batches": self.sum_of("batch_envs")[1],
+            "received_bytes": self.sum_of("received_bytes")[0],
+            **{f"cpu_s/{thread}": s for thread, s in self.cpu_seconds().items()},
+            **{f"cpu_wait_s/{thread}": s for thread, s in self.cpu_wait_seconds().items()},
+        }
 
     def latencies(self) -> dict[str, dict[str, float]]:
         """Cumulative buckets: of "acting" by phase, "update" and "idle", and of "inference"."""

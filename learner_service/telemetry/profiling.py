@@ -32,17 +32,21 @@ from murmur.shared.process.process import logger
 MAX_UPDATES = 1000  # a trace is kept in memory
 
 
-class _Ranges:
-    """Draws a thread's present state as a range. Used by that thread."""
+def _ranges(
+    made: Callable[[str], contextlib.AbstractContextManager[object]],
+) -> Callable[[str], None]:
+    """Return a function that draws a thread's present state as a range; for that thread alone.
 
-    def __init__(self, made: Callable[[str], contextlib.AbstractContextManager[object]]) -> None:
-        """Draw ranges that `made` makes of a state's name."""
-        self._made = made
-        self._open = contextlib.ExitStack()
+    Args:
+        made: function that makes a range of a state's name.
+    """
+    drawn = contextlib.ExitStack()
 
-    def __call__(self, state: str) -> None:
-        self._open.close()
-        self._open.enter_context(self._made(state))
+    def draw(state: str) -> None:
+        drawn.close()
+        drawn.enter_context(made(state))
+
+    return draw
 
 
 def nvtx_ranges() -> Callable[[str], None] | None:
@@ -60,7 +64,7 @@ def nvtx_ranges() -> Callable[[str], None] | None:
     except RuntimeError as error:
         logger.warning("%s=1 has no effect: %s", NVTX_VARIABLE, error)
         return None
-    return _Ranges(torch.cuda.nvtx.range)
+    return _ranges(torch.cuda.nvtx.range)
 
 
 class Profiling:
@@ -126,7 +130,7 @@ class Profiling:
             self._started, self._before = time.perf_counter(), self._seconds()
             for ledger in self._ledgers():
                 self._watchers[ledger] = ledger.watcher
-                ledger.watcher = _Ranges(record_function)
+                ledger.watcher = _ranges(record_function)
         elif self._seen == self._wanted + 1:
             self._profiler.add_metadata_json(METADATA, json.dumps(self._summary()))
         self._profiler.step()

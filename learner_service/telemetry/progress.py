@@ -284,7 +284,8 @@ class ProgressLog:
                 `rows_waiting`: environment rows that wait to be learned from for the first time;
                 `rollout`: what the storage chose by the environments there are; `device`: memory,
                 update time, copies, and NVML's figures; `latency`: LearnerMetrics.latencies;
-                `work`: work_done; `samples`: where the epoch stands, if the run has a source.
+                `work`: LearnerMetrics.work_done; `samples`: where the epoch stands, if the run has
+                a source.
             totals: several learners' counters in sum, and figures of each.
         """
         received = totals.get("env_steps_received", self._progress.env_steps_received)

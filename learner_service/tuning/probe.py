@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from murmur.learner_service.checkpoint import CheckpointFolder, saved_spec
+from murmur.learner_service.checkpoint.contents import saved_spec
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Graphs
 from murmur.learner_service.device.device import select_device
 from murmur.learner_service.device.memory import limited

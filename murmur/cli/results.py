@@ -149,7 +149,7 @@ def export(
 
       murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
     """
-    from murmur.learner_service.checkpoint import CheckpointFolder
+    from murmur.learner_service.checkpoint.folder import CheckpointFolder
     from murmur.learner_service.checkpoint.resize import with_agents
     from murmur.learner_service.export.policy import SUFFIX, export_policy
     from murmur.runs.card import model_card

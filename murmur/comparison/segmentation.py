@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from murmur.env_service.sources.source import BrokenSample, Source, make_source, read_sample
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.export.segmentation import Trained, load_segmentation
 from murmur.learner_service.learning.confusion import Counts, f_scores, overlaps, scores
 from murmur.runs.run_folder import RunFolder

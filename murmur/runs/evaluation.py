@@ -82,7 +82,9 @@ def _for_environment(config: ExperimentConfig, checkpoint: Path, folder: Path) -
     Raises:
         MurmurError: if the policy depends on the number of agents, which differs.
     """
-    from murmur.learner_service.checkpoint import CheckpointFolder, files, saved_spec
+    from murmur.learner_service.checkpoint import files
+    from murmur.learner_service.checkpoint.contents import saved_spec
+    from murmur.learner_service.checkpoint.folder import CheckpointFolder
     from murmur.learner_service.checkpoint.resize import resize_checkpoint
 
     plugin = config.for_evaluation().environment

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from murmur.learner_service.checkpoint import CheckpointFolder, saved_policy, saved_spec
+from murmur.learner_service.checkpoint.contents import saved_policy, saved_spec
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.checkpoint.resize import with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.runs.run_folder import RunFolder

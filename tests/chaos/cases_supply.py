@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.runs.child import child_environment, murmur_command
 from tests.chaos.cases import Case
 from tests.chaos.stack import Stack

@@ -6,7 +6,8 @@ import zipfile
 
 import torch
 
-from murmur.learner_service.checkpoint import CheckpointFolder, check_spec, spec_text
+from murmur.learner_service.checkpoint.contents import check_spec, spec_text
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.shared.process.errors import CheckpointError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.spec import spec_to_proto

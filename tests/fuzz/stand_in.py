@@ -136,6 +136,5 @@ def play(
     except Aborted as aborted:
         status = aborted.code.name
     assert host.open_sessions == 0, "a session was left behind"
-    assert not any(server.admission.taken.values()), "a place was left behind"
-    assert not any(server.admission.reserved.values()), "memory was left behind"
+    assert not server.admission.streams, "a place, or memory, was left behind"
     return status, context.written

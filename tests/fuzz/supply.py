@@ -232,8 +232,7 @@ def _play(stream: Stream) -> tuple[str, list[bytes]]:
             LOOP.run_until_complete(_SERVER._play(None, stream))  # type: ignore[arg-type]
         except Aborted as aborted:
             status = aborted.code.name
-    assert not any(_SERVER.admission.taken.values()), "a place was left behind"
-    assert not any(_SERVER.admission.reserved.values()), "memory was left behind"
+    assert not _SERVER.admission.streams, "a place, or memory, was left behind"
     return status, stream.written
 
 

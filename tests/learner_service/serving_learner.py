@@ -14,9 +14,9 @@ from murmur.learner_service.serving.batcher import DynamicBatcher, Request
 from murmur.learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.packed import PackedStaging, make_staging
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.snapshots import Snapshots
+from murmur.learner_service.serving.staging import PackedStaging, make_staging
 from murmur.learner_service.storage.storage import Arena, time_step_layout
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.metrics import LearnerMetrics

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from murmur.learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
+from murmur.learner_service.checkpoint.contents import check_spec, saved_spec, spec_text
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.shared.process.errors import CheckpointError
 from murmur.shared.wire.spec import EXPERT_ACTION, ArraySpec
 from tests.learner_service.toys import make_coma, parameters, random_batch, vector_spec
@@ -213,7 +214,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import torch
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.shared.process.errors import CheckpointError
 folder = CheckpointFolder(Path(sys.argv[1]), keep=1)
 folder.save_best({"n": 1})

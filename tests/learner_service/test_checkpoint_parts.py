@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.checkpoint.parts import SLOTS, adopted, merged
 from murmur.learner_service.ranks.group import Group
 from murmur.shared.process.errors import CheckpointError

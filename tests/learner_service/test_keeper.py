@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from murmur.learner_service.app import run_learner
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.device import select_device
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.keeper import RunFolder

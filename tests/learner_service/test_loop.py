@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from murmur.learner_service.app import run_learner
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate

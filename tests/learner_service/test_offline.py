@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from murmur.learner_service import app
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.config.text import to_yaml

@@ -12,7 +12,8 @@ import torch
 import murmur
 from benchmarks.team_networks import Relay
 from murmur.cli import main
-from murmur.learner_service.checkpoint import CheckpointFolder, saved_policy
+from murmur.learner_service.checkpoint.contents import saved_policy
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.checkpoint.resize import resize_checkpoint, with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import export_policy, load_exported

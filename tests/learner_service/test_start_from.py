@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmur.learner_service.checkpoint import CheckpointFolder, files, spec_text
+from murmur.learner_service.checkpoint import files
+from murmur.learner_service.checkpoint.contents import spec_text
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.preprocess.normalize import ObservationNorm

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.context import RunContext
 from murmur.learner_service.device.streams import enter_stream
 from murmur.learner_service.images.run import SupervisedRun

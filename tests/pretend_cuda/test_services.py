@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from murmur.learner_service.algorithms.mappo import Mappo
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device import cuda_graph
 from murmur.learner_service.device.cuda_graph import WARM_UP_CALLS
 from murmur.learner_service.export.policy import (
@@ -21,7 +21,7 @@ from murmur.learner_service.export.policy import (
 )
 from murmur.learner_service.loop import Learner
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.packed import PackedStaging
+from murmur.learner_service.serving.staging import PackedStaging
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun
@@ -198,13 +198,13 @@ def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> 
     learner = {"max_policy_lag": 100, "batcher": {"max_batch_envs": 32}}
     config = case.config(learner=learner)
     with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
-        graphs, sizes = run.run.inference._staging._graphs, 2  # 16 and 32 rows
+        graphs, sizes = run.run.inference.staging.graphs, 2  # 16 and 32 rows
         wait_until(lambda: graphs.captures["act"] == 2 * sizes, "graphs of two snapshots")
         eager = graphs.eager_calls["act"]
         players = [run.player(3)]
         run.play_until(1, *players)
-        grown = run.run.inference._storage.arena.grown
-        arena = run.run.inference._storage.arena
+        grown = run.run.inference.storage.arena.grown
+        arena = run.run.inference.storage.arena
         for i in range(6):  # on a slow machine the first player alone has made it grow further
             players += [run.player(min(3 << i, 32)) for _ in range(6)]
             run.play_rows(4, *players)
@@ -227,7 +227,7 @@ def test_a_batch_that_no_graph_is_for_is_said_once_and_counted(
         env_server={"envs_per_worker": 40},  # in two sessions
     )
     with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
-        graphs = run.run.inference._staging._graphs
+        graphs = run.run.inference.staging.graphs
         wait_until(lambda: graphs.captures["act"] == 4, "graphs of two snapshots")
         eager = graphs.eager_calls["act"]
         large, small = run.player(40), run.player(20)

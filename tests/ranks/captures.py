@@ -118,7 +118,7 @@ def walked(
     Returns:
         the sums, and how they were made so far: eager calls, captures, replays.
     """
-    device, on_gpu = group._device, group._device.type == "cuda"
+    device, on_gpu = group.device, group.device.type == "cuda"
     graphs, total = Graphs(device, group=group), torch.zeros(1, device=device)
     graphs.enabled = True
 

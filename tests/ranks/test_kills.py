@@ -16,7 +16,8 @@ from rich.console import Console
 
 from murmur.bench import run_benchmark
 from murmur.benchmarks.effort import Effort
-from murmur.learner_service.checkpoint import CheckpointFolder, files
+from murmur.learner_service.checkpoint import files
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
 from murmur.runs.child import murmur_command
 from murmur.runs.run_folder import RunFolder

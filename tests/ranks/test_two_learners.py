@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from murmur.learner_service.checkpoint import CheckpointFolder, files
+from murmur.learner_service.checkpoint import files
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from tests.learner_service.running import experiment, play

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from murmur.cli.record import record
-from murmur.learner_service.checkpoint import CheckpointFolder, files
+from murmur.learner_service.checkpoint import files
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.system.conftest import Training
 from tests.system.test_league import LEAGUE

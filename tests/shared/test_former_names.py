@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from murmur.learner_service.checkpoint import saved_config
+from murmur.learner_service.checkpoint.contents import saved_config
 from murmur.learner_service.layers.building import resolve_network
 from murmur.learner_service.learning.options import CriticConfig
 from murmur.runs.settings import resolved_data, with_plugin_defaults

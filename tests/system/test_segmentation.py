@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from murmur.comparison.segmentation import load_trained, measure, open_source
-from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.runs.run_folder import RunFolder
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.system.conftest import Training

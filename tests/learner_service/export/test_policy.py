@@ -15,7 +15,8 @@ import yaml
 from torch import Tensor, nn
 
 from murmur.cli import main
-from murmur.learner_service.checkpoint import CheckpointFolder, spec_text
+from murmur.learner_service.checkpoint.contents import spec_text
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
     SUFFIX,

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 
-from murmur.learner_service.checkpoint import source_text
+from murmur.learner_service.checkpoint.contents import source_text
 from murmur.learner_service.export.policy import METADATA, SUFFIX, Format, load_exported
 from murmur.learner_service.export.segmentation import export_segmentation, load_segmentation
 from murmur.shared.config.experiment import ExperimentConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from murmur.learner_service.algorithms.coma import Coma
-from murmur.learner_service.checkpoint import saved_policy
+from murmur.learner_service.checkpoint.contents import saved_policy
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.building import build_network, build_twins
 from murmur.learner_service.layers.forward import Alone, forward_history

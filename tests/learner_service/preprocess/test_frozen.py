@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from murmur.learner_service.checkpoint import load_algorithm
+from murmur.learner_service.checkpoint.contents import load_algorithm
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.preprocess.frozen import HideFrozen

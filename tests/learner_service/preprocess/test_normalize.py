@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from murmur.env_service.environment import VectorEnvironment
-from murmur.learner_service.checkpoint import spec_text
+from murmur.learner_service.checkpoint.contents import spec_text
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import export_policy
 from murmur.learner_service.layers.stacked import sharing_agents

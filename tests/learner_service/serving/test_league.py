@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from murmur.learner_service.algorithms.mappo import Config, Mappo
-from murmur.learner_service.checkpoint import CheckpointFolder, saved_spec, spec_text
+from murmur.learner_service.checkpoint.contents import saved_spec, spec_text
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.ranks.group import Group
-from murmur.learner_service.serving.game import check_opponent, team_spec
+from murmur.learner_service.serving.game import Opponent, Pairing, check_opponent, team_spec
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.opponents import Opponent, Pairing
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.staging import HostStaging
 from murmur.shared.config import PluginConfig

@@ -10,7 +10,7 @@ import torch
 
 import murmur
 from benchmarks.teams import hiding_configuration
-from murmur.learner_service.checkpoint import spec_text
+from murmur.learner_service.checkpoint.contents import spec_text
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.learning.team_specs import View
 from murmur.learner_service.serving.game import Game, opponent_view

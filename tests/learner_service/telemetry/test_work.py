@@ -4,7 +4,6 @@ import threading
 import time
 
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
-from murmur.learner_service.telemetry.work import work_done
 from murmur.shared.process.ledger import Ledger
 
 
@@ -22,7 +21,7 @@ def test_work_is_counted_by_hand() -> None:
         until = time.thread_time() + 0.01
         while time.thread_time() < until:
             pass
-        done.update(work_done(metrics))
+        done.update(metrics.work_done())
 
     done: dict[str, float] = {}
     thread = threading.Thread(target=work)

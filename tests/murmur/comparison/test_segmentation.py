@@ -20,7 +20,8 @@ from murmur.comparison.segmentation import (
     segment_folder,
 )
 from murmur.comparison.segmentation_report import write_segmentation_report
-from murmur.learner_service.checkpoint import CheckpointFolder, source_text
+from murmur.learner_service.checkpoint.contents import source_text
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.confusion import f_scores
 from murmur.learner_service.learning.supervised import build_supervised

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import murmur
-from murmur.learner_service.checkpoint import CheckpointFolder, spec_text
+from murmur.learner_service.checkpoint.contents import spec_text
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.telemetry.progress import Progress
