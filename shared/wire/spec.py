@@ -3,10 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 
 from murmur.shared.config.section import known_names
 from murmur.shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
@@ -14,6 +16,7 @@ from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.derived_maps import Channel, DerivedMap, check_derived
 
+Spec = TypeVar("Spec")
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
 
 # Far above what any environment has: a spec that is wrong or meant to harm is refused before memory
@@ -559,57 +562,12 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
 
 
 def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
-    """Encode an EnvSpec as a protobuf message."""
-    a = spec.action
-    if isinstance(a, Discrete):
-        action = pb.ActionSpec(discrete=pb.Discrete(num_actions=a.num_actions))
-    elif isinstance(a, Continuous):
-        action = pb.ActionSpec(continuous=pb.Continuous(size=a.size, low=a.low, high=a.high))
-    else:
-        idle = [flag for flags in a.idle for flag in flags]
-        composite = pb.Composite(factors=a.factors, low=a.low, high=a.high, idle=idle)
-        action = pb.ActionSpec(composite=composite)
-    return pb.EnvSpec(
-        name=spec.name,
-        num_agents=spec.num_agents,
-        observations=[
-            pb.ArraySpec(name=o.name, dtype=o.dtype, shape=o.shape, per_agent=o.per_agent)
-            for o in spec.observations
-        ],
-        action=action,
-        metrics=spec.metrics,
-        max_episode_steps=spec.max_episode_steps,
-        derived=[
-            pb.DerivedMap(
-                name=d.name,
-                channels=[
-                    pb.Channel(kind=c.kind, source=c.source, index=c.index, values=c.values)
-                    for c in d.channels
-                ],
-            )
-            for d in spec.derived
-        ],
-        symmetries=[
-            pb.Symmetry(
-                name=s.name,
-                arrays=[
-                    pb.ArrayChange(
-                        name=c.name,
-                        flip=c.flip,
-                        turns=c.turns,
-                        order=c.order,
-                        signs=c.signs,
-                        offsets=c.offsets,
-                    )
-                    for c in s.arrays
-                ],
-                action=s.action,
-                action_signs=s.action_signs,
-            )
-            for s in spec.symmetries
-        ],
-        agents=spec.agents,
-    )
+    """Encode an EnvSpec as a protobuf message; the messages have the fields of the dataclasses."""
+    action = asdict(spec.action)
+    if isinstance(spec.action, Composite):
+        action["idle"] = [flag for flags in spec.action.idle for flag in flags]
+    kind = type(spec.action).__name__.lower()
+    return pb.EnvSpec(**{**asdict(spec), "action": {kind: action}})
 
 
 def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
@@ -619,51 +577,39 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
         SpecError: if the message names no action or an impossible spec.
     """
     kind = message.action.WhichOneof("kind")
-    action: ActionSpec
-    if kind == "discrete":
-        action = Discrete(message.action.discrete.num_actions)
-    elif kind == "continuous":
-        c = message.action.continuous
-        action = Continuous(c.size, c.low, c.high)
-    elif kind == "composite":
-        action = _composite(message.action.composite)
-    else:
+    if kind is None:
         raise SpecError(f"environment {message.name[:40]!r} names no action spec")
-    return EnvSpec(
-        name=message.name,
-        num_agents=message.num_agents,
-        observations=tuple(
-            ArraySpec(o.name, o.dtype, tuple(o.shape), o.per_agent) for o in message.observations
-        ),
-        action=action,
-        metrics=tuple(message.metrics),
-        max_episode_steps=message.max_episode_steps,
-        derived=tuple(
-            DerivedMap(
-                d.name,
-                tuple(Channel(c.kind, c.source, c.index, tuple(c.values)) for c in d.channels),  # type: ignore[arg-type]  # checked by EnvSpec
-            )
-            for d in message.derived
-        ),
-        symmetries=tuple(map(_symmetry, message.symmetries)),
-        agents=tuple(message.agents),
+    action: ActionSpec = _plain(getattr(message.action, kind))
+    if isinstance(action, Composite):
+        size, flags = action.size, message.action.composite.idle
+        rows = range(0, len(flags), max(1, size))
+        action = replace(action, idle=tuple(tuple(flags[row : row + size]) for row in rows))
+    return from_proto(EnvSpec, message, action=action)
+
+
+def from_proto(kind: type[Spec], message: Message, **given: object) -> Spec:
+    """Build a dataclass from the message that has its fields.
+
+    Args:
+        kind: dataclass.
+        message: message with the fields' values.
+        given: fields that the message has in another form.
+    """
+    names = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    return kind(**{name: _plain(getattr(message, name)) for name in names}, **given)
+
+
+_PARTS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(ArraySpec, Discrete, Continuous, Composite),
+        *(DerivedMap, Channel, Symmetry, ArrayChange),
     )
+}
 
 
-def _composite(message: pb.Composite) -> Composite:
-    size, flags = len(message.low), tuple(message.idle)
-    rows = range(0, len(flags), max(1, size))
-    idle = tuple(flags[row : row + size] for row in rows)
-    return Composite(tuple(message.factors), tuple(message.low), tuple(message.high), idle)
-
-
-def _symmetry(message: pb.Symmetry) -> Symmetry:
-    return Symmetry(
-        message.name,
-        tuple(
-            ArrayChange(c.name, c.flip, c.turns, tuple(c.order), tuple(c.signs), tuple(c.offsets))
-            for c in message.arrays
-        ),
-        tuple(message.action),
-        tuple(message.action_signs),
-    )
+def _plain(value: Any) -> Any:  # noqa: ANN401 - of protobuf
+    """Return a field's value as dataclasses hold it, with tuples and dataclasses inside."""
+    if isinstance(value, Message):
+        return from_proto(_PARTS[value.DESCRIPTOR.name], value)
+    return value if isinstance(value, str | int | float) else tuple(map(_plain, value))
