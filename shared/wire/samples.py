@@ -4,6 +4,8 @@ import math
 import re
 from dataclasses import asdict, dataclass, fields
 
+import numpy as np
+
 from murmur.shared.process.errors import SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES
@@ -114,8 +116,7 @@ class SampleSpec:
     @property
     def sample_bytes(self) -> int:
         """Return the bytes of all arrays of one sample."""
-        item_bytes = {"uint8": 1, "float16": 2, "int32": 4, "float32": 4}
-        return sum(item_bytes[a.dtype] * math.prod(a.shape) for a in self.arrays)
+        return sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in self.arrays)
 
     def size(self, split: str) -> int:
         """Return the number of samples of a split."""

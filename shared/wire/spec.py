@@ -219,11 +219,8 @@ class EnvSpec:
             raise SpecError(f"environment '{self.name}' has {self.num_agents} agents; need >= 1")
         if isinstance(self.action, Composite):
             _check_composite(self, self.action)
-            actions = self.action.num_alternatives + self.action.size
-        elif isinstance(self.action, Discrete):
-            actions = self.action.num_actions
-        else:
-            actions = self.action.size
+        actions = sum(action_factors(self.action))
+        actions += 0 if isinstance(self.action, Discrete) else self.action.size
         for what, count, limit in (
             ("agents", self.num_agents, MAX_AGENTS),
             ("observations", len(self.observations), MAX_ARRAYS),
@@ -308,13 +305,8 @@ class EnvSpec:
             SpecError: if it cannot be computed from the observations.
         """
         check_name("derived map", derived.name)
-
-        def find(name: str) -> tuple[tuple[int, ...], str, bool] | None:
-            found = self.observation(name)
-            return None if found is None else (found.shape, found.dtype, found.per_agent)
-
-        found = check_derived(derived, find, self.num_agents)
-        return ArraySpec(derived.name, "float32", found.shape, found.per_agent)
+        shape, per_agent = check_derived(derived, self.observation, self.num_agents)
+        return ArraySpec(derived.name, "float32", shape, per_agent)
 
 
 def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
@@ -323,33 +315,27 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
     Raises:
         SpecError: for a wrong layout, naming it and the required one.
     """
-    layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
-        AGENT_MASK: (True, ("uint8",), ()),
-        TURN_MASK: (True, ("uint8",), ()),
-        AGENT_CELL: (True, ("int32",), (2,)),
-    }
-    factors = action_factors(spec.action)
-    if factors:
-        layouts[ACTION_MASK] = (True, ("uint8",), (sum(factors),))
-    dtype, size = action_layout(spec.action)
-    layouts[EXPERT_ACTION] = (True, (dtype.name,), size)
-    if observation.name == ACTION_MASK and observation.name not in layouts:
+    o, factors = observation, action_factors(spec.action)
+    if o.name == ACTION_MASK and not factors:
         raise SpecError(
-            f"environment '{spec.name}' declares '{observation.name}', but its actions are "
-            "continuous; leave it out"
+            f"environment '{spec.name}' declares '{o.name}', but its actions are continuous; "
+            "leave it out"
         )
-    if observation.name not in layouts:
-        return
-    per_agent, dtypes, shape = layouts[observation.name]
-    o = observation
-    fits = o.per_agent == per_agent and o.dtype in dtypes and shape == o.shape
-    if not fits:
-        whose = {True: "of each agent", False: "of all agents together"}
+    dtype, size = action_layout(spec.action)
+    layouts: dict[str, tuple[str, tuple[int, ...]]] = {
+        AGENT_MASK: ("uint8", ()),
+        TURN_MASK: ("uint8", ()),
+        AGENT_CELL: ("int32", (2,)),
+        ACTION_MASK: ("uint8", (sum(factors),)),
+        EXPERT_ACTION: (dtype.name, size),
+    }
+    wanted = layouts.get(o.name)
+    if wanted is not None and (not o.per_agent or (o.dtype, o.shape) != wanted):
+        whose = "of each agent" if o.per_agent else "of all agents together"
         raise SpecError(
-            f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} "
-            f"{whose[o.per_agent]}; the name is reserved for {dtypes[0]} {shape} "
-            f"{whose[per_agent]}: declare it so "
-            f"(per_agent={per_agent}) or rename it"
+            f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} {whose}; the "
+            f"name is reserved for {wanted[0]} {wanted[1]} of each agent: declare it so "
+            "(per_agent=True) or rename it"
         )
 
 
