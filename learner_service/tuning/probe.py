@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.learner_service.storage.samples import SampleBatch
 from murmur.learner_service.storage.storage import Unroll, UnrollStorage
 from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.files import read_json
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import (
@@ -36,6 +37,7 @@ from murmur.shared.wire.spec import (
 from murmur.shared.wire.timestep import StepType
 
 _MOST_ENVS = 256  # of a synthetic unroll
+T = TypeVar("T")
 
 
 def checkpoint_spec(path: Path) -> EnvSpec:
@@ -62,6 +64,23 @@ def depends_on(config: ExperimentConfig, spec: EnvSpec | SampleSpec, **more: Any
     }
     found: dict[str, Any] = json.loads(json.dumps(known | more, default=repr))
     return found
+
+
+def kept_choice(cache: Path, name: str, found_for: dict[str, Any], find: Callable[[], T]) -> T:
+    """Return the choice kept in a file if it was made for the same run, else make and keep it.
+
+    Args:
+        cache: file of the choice.
+        name: key of the choice in the file.
+        found_for: what the choice depends on, see `depends_on`.
+        find: function that makes the choice.
+    """
+    saved = read_json(cache)
+    if saved.get("found_for") != found_for:
+        saved = {name: find(), "found_for": found_for}
+        cache.write_text(json.dumps(saved))
+    choice: T = saved[name]
+    return choice
 
 
 class Probe:
