@@ -159,12 +159,12 @@ def seconds_per_row(config: ExperimentConfig, spec: EnvSpec, repeats: int = 3) -
     return sum(took for took, _ in rounds[1:]) / sum(rows for _, rows in rounds[1:])
 
 
-def update_seconds(config: ExperimentConfig, spec: EnvSpec, repeats: int = 7) -> float:
+def update_seconds(config: ExperimentConfig, spec: EnvSpec | SampleSpec, repeats: int = 7) -> float:
     """Median time of an update, once it is captured where it can be.
 
     Args:
         config: the experiment.
-        spec: its environment's.
+        spec: spec of its environment or source.
         repeats: updates timed.
 
     Returns:
@@ -174,6 +174,8 @@ def update_seconds(config: ExperimentConfig, spec: EnvSpec, repeats: int = 7) ->
         MurmurError: if the settings do not fit each other.
     """
     try:
+        if isinstance(spec, SampleSpec):
+            return _supervised_seconds(config, spec, repeats)
         probe = Probe(config, spec)
 
         def prepare() -> None:
@@ -209,39 +211,27 @@ def _median_seconds(
     return statistics.median(times)
 
 
-def supervised_update_seconds(
-    config: ExperimentConfig, spec: SampleSpec, repeats: int = 7
-) -> float:
-    """As `update_seconds`, of learning from synthetic samples of a source.
-
-    Args:
-        config: the experiment.
-        spec: its source's.
-        repeats: updates timed.
-    """
+def _supervised_seconds(config: ExperimentConfig, spec: SampleSpec, repeats: int) -> float:
+    """As `update_seconds`, of learning from synthetic samples of a source."""
     device = select_device(config.learner)
     precision = Precision.of(config.learner, device)
-    try:
-        with limited(config.learner.memory_limit_gib):
-            algorithm = build_supervised(config, spec, precision, device)
-        algorithm.graphs.enabled &= config.learner.cuda_graph
-        size = supervised_config(config).batch_size
-        arrays = {
-            array.name: torch.zeros((size, *array.shape), dtype=torch.uint8, device=device)
-            for array in spec.arrays
-        }
-        for array in arrays.values():  # images; masks of any class or of none cost the same
-            array.random_(0, 256 if array.dim() == 4 else len(spec.classes))
-        index = torch.arange(size, device=device)
+    with limited(config.learner.memory_limit_gib):
+        algorithm = build_supervised(config, spec, precision, device)
+    algorithm.graphs.enabled &= config.learner.cuda_graph
+    size = supervised_config(config).batch_size
+    arrays = {
+        array.name: torch.zeros((size, *array.shape), dtype=torch.uint8, device=device)
+        for array in spec.arrays
+    }
+    for array in arrays.values():  # images; masks of any class or of none cost the same
+        array.random_(0, 256 if array.dim() == 4 else len(spec.classes))
+    index = torch.arange(size, device=device)
 
-        def update() -> None:
-            batch = SampleBatch(arrays, index, 0, False, False)
-            scalars = algorithm.update(batch)
-            to_host(torch.stack([s.float() for s in scalars.values()]))  # waits for the device
+    def update() -> None:
+        scalars = algorithm.update(SampleBatch(arrays, index, 0, False, False))
+        to_host(torch.stack([s.float() for s in scalars.values()]))  # waits for the device
 
-        return _median_seconds(update, lambda: None, repeats, algorithm.graphs)
-    except torch.OutOfMemoryError:
-        return math.inf
+    return _median_seconds(update, lambda: None, repeats, algorithm.graphs)
 
 
 def make_up(unroll: Unroll, spec: EnvSpec) -> None:

@@ -2,9 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,8 +25,6 @@ _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _CACHE = "precision.json"
 _GAIN = 1.05  # speed over fp32 that a less exact precision must reach
 _BATCH = 2048  # rows of a batch whose size is still to be found
-
-Measure = Callable[[ExperimentConfig, Any], float]
 
 
 def with_learner_options(
@@ -122,7 +118,6 @@ def with_precision(
     spec: EnvSpec | SampleSpec,
     run_dir: Path,
     device: torch.device,
-    measure: Measure = update_seconds,
 ) -> ExperimentConfig:
     """Return the configuration with the precision in which updates are fastest, if it says auto.
 
@@ -138,8 +133,6 @@ def with_precision(
         spec: spec of the environment or source.
         run_dir: folder where the choice is kept.
         device: device that the run learns on.
-        measure: returns seconds of an update from a configuration and the spec; infinity if it
-            does not fit the device.
 
     Raises:
         MurmurError: if the settings do not fit each other.
@@ -148,7 +141,7 @@ def with_precision(
     if learner.precision != "auto" or learner.pipeline == "sync" or device.type != "cuda":
         return config
     if not group.rank:
-        name = _fastest_precision(share_of(config, group), spec, run_dir / _CACHE, device, measure)
+        name = _fastest_precision(share_of(config, group), spec, run_dir / _CACHE, device)
     name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(name))]
     return config.changed({"learner.precision": name})
 
@@ -158,7 +151,6 @@ def _fastest_precision(
     spec: EnvSpec | SampleSpec,
     cache: Path,
     device: torch.device,
-    measure: Measure,
 ) -> str:
     """Return what was measured before, or measure it now; see `with_precision`."""
 
@@ -168,7 +160,7 @@ def _fastest_precision(
         trial = with_options(config, options.changed({**options.about.trial, **size}))
         seconds = dict[str, float]()
         for name in ("fp32", half_precision()):
-            seconds[name] = measure(trial.changed({"learner.precision": name}), spec)
+            seconds[name] = update_seconds(trial.changed({"learner.precision": name}), spec)
             gc.collect()  # what torch keeps for the next tensors would not count as free
             torch.cuda.empty_cache()
         chosen = fastest(seconds)
