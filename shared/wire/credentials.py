@@ -69,10 +69,8 @@ class Credentials:
         Raises:
             ConfigError: if none of them has.
         """
-        for wanted in roles:
-            for role, token in self.tokens:
-                if role == wanted:
-                    return token
+        if found := [token for wanted in roles for role, token in self.tokens if role == wanted]:
+            return found[0]
         raise ConfigError(f"security.folder holds no token for the role {' or '.join(roles)}")
 
 
