@@ -15,10 +15,12 @@ Names in capitals, such as STACKED and BASELINES, are those of a plug-in's modul
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -119,12 +121,9 @@ def _import(module_name: str) -> Any:  # noqa: ANN401
         parent = missing.rpartition(".")[0]
         if not parent or not f"{module_name}.".startswith(f"{missing}."):
             raise
-        found: Any = import_module(parent)
-        for part in module_name.removeprefix(f"{parent}.").split("."):
-            if not hasattr(found, part):
-                raise
-            found = getattr(found, part)
-        return found
+        with suppress(AttributeError):
+            return attrgetter(module_name.removeprefix(f"{parent}."))(import_module(parent))
+        raise
 
 
 def named_plugin(kind: str, name: str) -> ModuleType:
