@@ -145,12 +145,11 @@ def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
     if image is not None and hasattr(options, "for_image"):
         options = options.for_image(image)
     given = {option: getattr(options, option, kind()) for option, kind in RESERVED.items()}
-    for option, value in given.items():
-        kind = RESERVED[option]
-        if not isinstance(value, kind):
+    for option, kind in RESERVED.items():
+        if not isinstance(given[option], kind):
             raise ConfigError(
-                f"network '{name}' has an option {option} = {value!r}; the name is reserved for "
-                f"a {kind.__name__}: see docs/your-network.md, or rename the option"
+                f"network '{name}' has an option {option} = {given[option]!r}; the name is "
+                f"reserved for a {kind.__name__}: see docs/your-network.md, or rename the option"
             )
     cell = given["recurrent_cell"] or "gru"
     if cell not in CELLS:
