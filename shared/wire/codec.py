@@ -383,9 +383,9 @@ def wrong_entries(
         low: lowest value of each entry, see `finite_bounds`.
         high: highest value of each entry.
     """
-    wrong: NDArray[np.bool_] = ~(np.greater_equal(action, low) & np.less_equal(action, high))
-    choices = slice(0, len(action_factors(spec)))
+    wrong: NDArray[np.bool_] = ~((action >= low) & (action <= high))
     if action.dtype.kind == "f":
+        choices = slice(0, len(action_factors(spec)))
         wrong[..., choices] |= action[..., choices] != np.rint(action[..., choices])
     return wrong
 
