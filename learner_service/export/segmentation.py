@@ -146,7 +146,8 @@ def export_segmentation(
     """
     trained = load_segmentation(state, source)
     example = {IMAGE: _picture(_EXAMPLE, 0)}
-    sides = {0: torch.export.Dim("rows", min=1), 2: _side("height"), 3: _side("width")}
+    height, width = (torch.export.Dim(side, min=2, max=8192) for side in ("height", "width"))
+    sides = {0: torch.export.Dim("rows", min=1), 2: height, 3: width}
     program = trace(trained.segmenter, example, {IMAGE: sides})
     about = _description(trained, source, state["progress"]["updates"])
     if kind == "safetensors":
@@ -154,10 +155,6 @@ def export_segmentation(
         return Exported(path, about, 0.0)
     write_program(program, example, kind, path, about)
     return Exported(path, about, _compare(trained.segmenter, path))
-
-
-def _side(name: str) -> Any:  # noqa: ANN401 - torch's own
-    return torch.export.Dim(name, min=2, max=8192)
 
 
 def _picture(shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -28,7 +28,6 @@ from murmur.learner_service.storage.samples import (
     choose_cache,
 )
 from murmur.learner_service.telemetry.figures import Figures
-from murmur.learner_service.tuning.probe import supervised_update_seconds
 from murmur.learner_service.tuning.resolve import share_of, with_learner_options, with_precision
 from murmur.shared.config.class_census import class_problems
 from murmur.shared.config.experiment import ExperimentConfig
@@ -223,12 +222,7 @@ class SupervisedRun:
         context, group = self.context, self.context.group
         options = supervised_config(share_of(context.config, group))
         context.config = config = with_precision(
-            context.config,
-            group,
-            spec,
-            context.run_dir,
-            context.device,
-            supervised_update_seconds,
+            context.config, group, spec, context.run_dir, context.device
         )
         precision = context.precision()
         algorithm = build_supervised(share_of(config, group), spec, precision, context.device)

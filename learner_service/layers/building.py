@@ -54,7 +54,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.learner_service.device.memory import learning, learning_from, require_room
-from murmur.learner_service.layers.dense import is_dense
+from murmur.learner_service.layers.dense import is_dense, require_numbers, tried
 from murmur.learner_service.layers.encoded import Encoded, Encoder
 from murmur.learner_service.layers.footprint import footprint
 from murmur.learner_service.layers.forward import Alone, Twins
@@ -145,12 +145,11 @@ def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
     if image is not None and hasattr(options, "for_image"):
         options = options.for_image(image)
     given = {option: getattr(options, option, kind()) for option, kind in RESERVED.items()}
-    for option, value in given.items():
-        kind = RESERVED[option]
-        if not isinstance(value, kind):
+    for option, kind in RESERVED.items():
+        if not isinstance(given[option], kind):
             raise ConfigError(
-                f"network '{name}' has an option {option} = {value!r}; the name is reserved for "
-                f"a {kind.__name__}: see docs/your-network.md, or rename the option"
+                f"network '{name}' has an option {option} = {given[option]!r}; the name is "
+                f"reserved for a {kind.__name__}: see docs/your-network.md, or rename the option"
             )
     cell = given["recurrent_cell"] or "gru"
     if cell not in CELLS:
@@ -417,30 +416,17 @@ def _check(network: nn.Module, name: str, shape: InputShape, agents: int, num_ou
     Raises:
         ConfigError: if it does not give what the contract says.
     """
-    if not isinstance(network, nn.Module) or not any(True for _ in network.parameters()):
-        kind = type(network).__name__
-        raise ConfigError(f"network '{name}' gave a {kind}, no nn.Module with parameters")
 
     def synthetic(rows: int) -> tuple[Tensor | None, Tensor | None]:
         image = None if shape.image is None else torch.rand(rows, agents, *shape.image)
         return image, torch.rand(rows, agents, shape.vector) if shape.vector else None
 
-    trained = network.training
-    with torch.random.fork_rng(devices=[]):
-        network.eval()
+    with tried(network, name):
         some, others = synthetic(2), synthetic(3)
         first, between, again = network(*some), network(*others), network(*some)
-        network.train(trained)
     for out, rows in ((first, 2), (between, 3)):
-        wanted = (rows, agents, num_outputs)
-        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        if got != wanted or not out.is_floating_point():
-            raise ConfigError(
-                f"network '{name}' gives {got} {getattr(out, 'dtype', '')} for inputs of {rows} "
-                f"joint rows and {agents} agents; it must give {wanted} floating-point numbers"
-            )
-        if not out.isfinite().all():
-            raise ConfigError(f"network '{name}' gives NaN or infinity for inputs in [0, 1]")
+        inputs = f"inputs of {rows} joint rows and {agents} agents"
+        require_numbers(out, (rows, agents, num_outputs), name, inputs)
     # Not bit for bit: a kernel may sum in another order where memory is aligned otherwise.
     if not torch.allclose(first, again, atol=1e-5):
         raise ConfigError(

@@ -13,7 +13,8 @@ running statistics. Random numbers come from `murmur.learner_service.layers.drop
 generator the algorithm sets and saves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 
@@ -138,19 +139,46 @@ def _check(network: nn.Module, name: str, size: tuple[int, int], num_classes: in
     Raises:
         ConfigError: if it does not give what the contract says.
     """
+    with tried(network, name):
+        out = network(torch.rand(2, 3, *size))
+    images = f"2 images of {size[0]} x {size[1]}"
+    require_numbers(out, (2, num_classes, *size), name, images)
+
+
+@contextmanager
+def tried(network: nn.Module, name: str) -> Iterator[None]:
+    """Let a plug-in's network work as in evaluations during the block; no random number is used up.
+
+    Raises:
+        ConfigError: if it is no module, or has no parameters.
+    """
     if not isinstance(network, nn.Module) or not any(True for _ in network.parameters()):
-        raise ConfigError(f"network '{name}': build() gave no nn.Module with parameters")
+        kind = type(network).__name__
+        raise ConfigError(f"network '{name}' gave a {kind}, no nn.Module with parameters")
     trained = network.training
     network.eval()
     with torch.random.fork_rng(devices=[]):
-        out = network(torch.rand(2, 3, *size))
+        yield
     network.train(trained)
-    wanted = (2, num_classes, *size)
+
+
+def require_numbers(out: object, wanted: tuple[int, ...], name: str, inputs: str) -> None:
+    """Refuse outputs of a plug-in's network that are not finite numbers of the shape wanted.
+
+    Args:
+        out: what the network gave.
+        wanted: shape that it must have.
+        name: network's name.
+        inputs: description of what the network was fed, for messages.
+
+    Raises:
+        ConfigError: if they are not.
+    """
     got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-    if got != wanted or not out.is_floating_point():
+    if not isinstance(out, Tensor) or got != wanted or not out.is_floating_point():
         raise ConfigError(
-            f"network '{name}' gives {got} {getattr(out, 'dtype', '')} for 2 images of {size[0]} x "
-            f"{size[1]}; it must give {wanted} floating-point logits"
+            f"network '{name}' gives {got} {getattr(out, 'dtype', '')} for {inputs}; it must give "
+            f"{wanted} floating-point numbers"
         )
     if not out.isfinite().all():
-        raise ConfigError(f"network '{name}' gives NaN or infinity for an image of numbers in 0..1")
+        raise ConfigError(f"network '{name}' gives NaN or infinity for inputs in [0, 1]")

@@ -11,7 +11,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.casting import cast_weights, frozen
 from murmur.learner_service.layers.encoded import Encoded
 from murmur.learner_service.layers.inputs import Inputs
-from murmur.learner_service.layers.recurrent import Recurrent, RecurrentState
+from murmur.learner_service.layers.recurrent import Recurrent, RecurrentState, keep_mask
 
 _ROWS_ON_CPU, _ROWS_ON_DEVICE = 4096, 8192  # of agents, that a network is fed at once
 _CHUNK_PIXELS = 1 << 24  # of images as float32: 64 MiB
@@ -127,18 +127,23 @@ def forward_both(
 ) -> tuple[Tensor, Tensor]:
     """As two of `forward`; networks that remember go through time together: half the kernels.
 
-    The networks must have the same slices, and their memories the same width.
+    The networks must have the same slices, their units the same kind and width, and their recurrent
+    states the same first rows.
     """
     first, second = networks
-    if isinstance(first, Recurrent) and isinstance(second, Recurrent):
-        assert states[0] is not None
-        assert states[1] is not None
-        features = [
-            network.body(x.image, x.vector)
-            for network, x in ((first, inputs[0]), (second, inputs[1]))
-        ]
-        return first.together(features[0], states[0], second, features[1], states[1])
-    return forward(first, inputs[0])[0], forward(second, inputs[1])[0]
+    if not (isinstance(first, Recurrent) and isinstance(second, Recurrent)):
+        return forward(first, inputs[0])[0], forward(second, inputs[1])[0]
+    features, units = [], []
+    for network, x, state in zip((first, second), inputs, states, strict=True):
+        assert state is not None
+        features.append(network.body(x.image, x.vector))  # [T * B, A, Y]
+        rows = F.relu(features[-1].flatten(0, 1))
+        units.append((network.unit, rows, state.memory.flatten(0, 1)))
+    assert states[0] is not None
+    keep = keep_mask(states[0])
+    assert keep is not None
+    after = first.unit.together(units, keep)
+    return first.read(after[0], features[0]), second.read(after[1], features[1])
 
 
 def forward_twice(

@@ -2,6 +2,10 @@
 
 Through time a GRU goes in as few kernels as a step can take, two forward and two back: what does
 not depend on the order of time is done for all steps at once.
+
+LSTM: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory", with the forget gate of Gers et al.
+2000, as torch.nn.LSTMCell. Columns of its gates stand in the order i, f, o, g, so that one kernel
+takes the sigmoid of the first three. Its state is [..., 2Y]: the output h, then the cell c.
 """
 
 import math
@@ -17,7 +21,6 @@ from torch.library import Library
 from typing_extensions import override
 
 from murmur.learner_service.layers.casting import CAST
-from murmur.learner_service.layers.lstm import UnrolledLSTM, lstm_step
 from murmur.learner_service.layers.stacked import StackedLinear, count_slices, per_agent
 
 CellKind = Literal["gru", "lstm"]
@@ -172,6 +175,98 @@ class UnrolledGRU(torch.autograd.Function):
         return of_x, of_state, None, of_weight, by_slice.sum(1, keepdim=True)
 
 
+def lstm_step(gates: Tensor, cell: Tensor) -> Tensor:
+    """Compute one step's state.
+
+    c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
+
+    Args:
+        gates: [..., 4Y] sums of the inputs' part and the output's part, in the order i, f, o, g.
+        cell: [..., Y] the cell c.
+
+    Returns:
+        [..., 2Y] h' and c'.
+    """
+    width = cell.shape[-1]
+    i, f, o = gates[..., : 3 * width].sigmoid().chunk(3, -1)
+    after = torch.addcmul(i * gates[..., 3 * width :].tanh(), f, cell)
+    return torch.cat([o * after.tanh(), after], -1)
+
+
+class UnrolledLSTM(torch.autograd.Function):
+    """All steps, in fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's own
+        x: Tensor,
+        state: Tensor,
+        keep: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        """Compute the state after each step.
+
+        Args:
+            ctx: torch's context, which keeps tensors for `backward`.
+            x: [T, S, B, 4Y] the inputs' part.
+            state: [S, B, 2Y] state before the first step.
+            keep: [T, S, B, 1] mask: 1, or 0 where the step begins with a state of zero.
+            weight: [S, Y, 4Y] weights of the output h.
+            bias: [S, 1, 4Y] bias added to its part.
+
+        Returns:
+            [T, S, B, 2Y].
+        """
+        width = weight.shape[1]
+        states, now = [], state
+        with torch.autocast(x.device.type, enabled=False):
+            gates = x + bias  # the output's products are added to it, then activated in place
+            for t in range(len(x)):
+                h, c = (now * keep[t]).chunk(2, -1)
+                gates[t].baddbmm_(h, weight)
+                i, f, o = gates[t, ..., : 3 * width].sigmoid_().chunk(3, -1)
+                after = torch.addcmul(i * gates[t, ..., 3 * width :].tanh_(), f, c)
+                now = torch.cat([o * after.tanh(), after], -1)
+                states.append(now)
+        out = torch.stack(states)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(gates, out, state, keep, weight)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Go back through time.
+
+        With D the gradient of c_t, that of h_t included, and H that of h_t, the gates i, f, g get
+        D times a factor and o gets H times one; all factors are known beforehand.
+        """
+        gates, out, state, keep, weight = ctx.saved_tensors
+        i, f, o, g = gates.chunk(4, -1)
+        before = torch.cat([state.unsqueeze(0), out[:-1]]) * keep  # [T, S, B, 2Y]
+        h, c = before.chunk(2, -1)
+        through = out.chunk(2, -1)[1].tanh()
+        into_cell = o * (1 - through * through)  # d h / d c
+        slopes = [g * i * (1 - i), c * f * (1 - f), through * o * (1 - o), i * (1 - g * g)]
+        factors = torch.cat(slopes, -1)  # [T, S, B, 4Y]
+        kept = f * keep  # d c_t / d c_{t-1}
+        back = weight.transpose(1, 2)
+        of_gates = torch.empty_like(gates)
+        of_h, of_c = torch.zeros_like(state).chunk(2, -1)  # what later steps pass back
+        for t in range(len(gates) - 1, -1, -1):
+            by_h, by_c = grad[t].chunk(2, -1)
+            of_h = by_h + of_h
+            of_c = torch.addcmul(by_c + of_c, of_h, into_cell[t])
+            torch.mul(torch.cat([of_c, of_c, of_h, of_c], -1), factors[t], out=of_gates[t])
+            of_h = torch.bmm(of_gates[t], back) * keep[t]
+            of_c = of_c * kept[t]
+        by_slice = of_gates.transpose(0, 1).flatten(1, 2)  # [S, T * B, 4Y]
+        of_weight = torch.bmm(h.transpose(0, 1).flatten(1, 2).transpose(1, 2), by_slice)
+        of_state = torch.cat([of_h, of_c], -1) if ctx.needs_input_grad[1] else None
+        return of_gates, of_state, None, of_weight, by_slice.sum(1, keepdim=True)
+
+
 @dataclass
 class RecurrentState:
     """The recurrent state before the first of the rows that a network is given.
@@ -200,6 +295,11 @@ class RecurrentState:
         """The recurrent state of all rows but the last."""
         assert self.first is not None
         return RecurrentState(self.memory, self.first[:-1])
+
+
+def _by_agent(x: Tensor, length: int, agents: int) -> Tensor:
+    """[T * R, F] as [T, A, B, F]."""
+    return x.view(length, -1, agents, x.shape[-1]).transpose(1, 2)
 
 
 class StackedCell(nn.Module):
@@ -239,12 +339,39 @@ class StackedCell(nn.Module):
             [T, R, Z] the state after each step.
         """
         if keep is not None:
-            return unroll_together([(self, x, state)], keep)[0]
+            return self.together([(self, x, state)], keep)[0]
         return self._one(x, state)
 
     @abstractmethod
     def _one(self, x: Tensor, state: Tensor) -> Tensor:
         """Compute one step of x [R, I] from a state [R, Z]: [1, R, Z]."""
+
+    @staticmethod
+    def together(units: "list[tuple[StackedCell, Tensor, Tensor]]", keep: Tensor) -> list[Tensor]:
+        """All states of units of one kind, width and slices, which go through time side by side.
+
+        Args:
+            units: each with its inputs [T * R, I] and its state [R, Z] before the first step.
+            keep: [T, R] mask: 1, or 0 where the step begins with a state of zero.
+
+        Returns:
+            [T, R, Z] of each unit: the state after each step.
+        """
+        length, (rows, width) = len(keep), units[0][2].shape
+        weights, biases = zip(*(unit.by_agent() for unit, _, _ in units), strict=True)
+        agents = len(weights[0])
+        inputs = [_by_agent(unit.input(x).float(), length, agents) for unit, x, _ in units]
+        first = [_by_agent(state, 1, agents)[0] for _, _, state in units]
+        keeps = _by_agent(keep.reshape(-1, 1), length, agents)
+        states = units[0][0].UNROLLED.apply(  # type: ignore[no-untyped-call]
+            torch.cat(inputs, 1),
+            torch.cat(first),
+            keeps.repeat(1, len(units), 1, 1),
+            torch.cat(weights),
+            torch.cat(biases),
+        )  # [T, units * A, B, Z]
+        parts = states.view(length, len(units), agents, -1, width).unbind(1)
+        return [part.transpose(1, 2).reshape(length, rows, width) for part in parts]
 
     def read(self, states: Tensor) -> Tensor:
         """Return the unit's outputs [..., Y] of states [..., Z]."""
@@ -300,7 +427,7 @@ class StackedGRU(StackedCell):
 class StackedLSTM(StackedCell):
     """A long short-term memory per slice, as nn.LSTMCell with its gates in the order i, f, o, g.
 
-    Its state is the output h and the cell c side by side; see murmur.learner_service.layers.lstm.
+    Its state is the output h and the cell c side by side.
     """
 
     GATES, STATES = 4, 2
@@ -322,38 +449,6 @@ class StackedLSTM(StackedCell):
 
 CELLS: dict[CellKind, type[StackedCell]] = {"gru": StackedGRU, "lstm": StackedLSTM}
 CAST |= {StackedGRU, StackedLSTM}  # while they learn they multiply by their own weights in fp32
-
-
-def _by_agent(x: Tensor, length: int, agents: int) -> Tensor:
-    """[T * R, F] as [T, A, B, F]."""
-    return x.view(length, -1, agents, x.shape[-1]).transpose(1, 2)
-
-
-def unroll_together(units: list[tuple[StackedCell, Tensor, Tensor]], keep: Tensor) -> list[Tensor]:
-    """All states of units of one kind, width and slices, which go through time side by side.
-
-    Args:
-        units: each with its inputs [T * R, I] and its state [R, Z] before the first step.
-        keep: [T, R] mask: 1, or 0 where the step begins with a state of zero.
-
-    Returns:
-        [T, R, Z] of each unit: the state after each step.
-    """
-    length, (rows, width) = len(keep), units[0][2].shape
-    weights, biases = zip(*(unit.by_agent() for unit, _, _ in units), strict=True)
-    agents = len(weights[0])
-    inputs = [_by_agent(unit.input(x).float(), length, agents) for unit, x, _ in units]
-    first = [_by_agent(state, 1, agents)[0] for _, _, state in units]
-    keeps = _by_agent(keep.reshape(-1, 1), length, agents)
-    states = units[0][0].UNROLLED.apply(  # type: ignore[no-untyped-call]
-        torch.cat(inputs, 1),
-        torch.cat(first),
-        keeps.repeat(1, len(units), 1, 1),
-        torch.cat(weights),
-        torch.cat(biases),
-    )  # [T, units * A, B, Z]
-    parts = states.view(length, len(units), agents, -1, width).unbind(1)
-    return [part.transpose(1, 2).reshape(length, rows, width) for part in parts]
 
 
 class Recurrent(nn.Module):
@@ -385,9 +480,7 @@ class Recurrent(nn.Module):
     @property
     def unit(self) -> StackedCell:
         """The recurrent unit."""
-        unit = self._modules[self._kind]
-        assert isinstance(unit, nn.Module)
-        return cast(StackedCell, unit)  # in tests a loop may stand in its place
+        return cast(StackedCell, self._modules[self._kind])
 
     def forward(
         self, image: Tensor | None, vector: Tensor | None, hidden: RecurrentState
@@ -403,44 +496,16 @@ class Recurrent(nn.Module):
     def unroll(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, Tensor]:
         """As remember, with the states after all steps [T, B * A, Z]."""
         rows = F.relu(features.flatten(0, 1))
-        states = self.unit(rows, hidden.memory.flatten(0, 1), _keep(hidden))
-        return self._read(states, features), states
+        states = self.unit(rows, hidden.memory.flatten(0, 1), keep_mask(hidden))
+        return self.read(states, features), states
 
-    def _read(self, states: Tensor, features: Tensor) -> Tensor:
+    def read(self, states: Tensor, features: Tensor) -> Tensor:
         """[T * B, A, outputs] of the states [T, B * A, Z]."""
         out: Tensor = self.head(self.unit.read(states).flatten(0, 1))
         return out.view(*features.shape[:2], -1)
 
-    def together(
-        self,
-        features: Tensor,
-        hidden: RecurrentState,
-        other: "Recurrent",
-        features_too: Tensor,
-        other_state: RecurrentState,
-    ) -> tuple[Tensor, Tensor]:
-        """Outputs of two networks that go through time side by side; see `remember`.
 
-        Their units must have the same kind, width and slices, their recurrent states the same
-        first rows.
-        """
-        keep = _keep(hidden)
-        assert keep is not None
-        units = [
-            (network.unit, F.relu(x.flatten(0, 1)), its.memory.flatten(0, 1))
-            for network, x, its in (
-                (self, features, hidden),
-                (other, features_too, other_state),
-            )
-        ]
-        if all(isinstance(unit, StackedCell) for unit, _, _ in units):
-            states = unroll_together(units, keep)
-        else:
-            states = [unit(x, memory, keep) for unit, x, memory in units]
-        return self._read(states[0], features), other._read(states[1], features_too)
-
-
-def _keep(hidden: RecurrentState) -> Tensor | None:
+def keep_mask(hidden: RecurrentState) -> Tensor | None:
     """[T, B * A] 0 where an episode begins, else 1."""
     if hidden.first is None:
         return None

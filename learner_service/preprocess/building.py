@@ -134,7 +134,7 @@ def build_transforms(
         parts.append(NormalizeObservations(ObservationNorm(spec, slices, counted, device), group))
     if frozen:
         parts.append(HideFrozen(frozen, slices, device))
-    if augment is not None and augment.used():
+    if augment is not None and augment.text:
         seen = spec if frames is None else frames.stacked_spec(spec)
         found = build_rl_augment(augment, seen, device, (OBSERVATION, NEXT + OBSERVATION))
         if found is not None:

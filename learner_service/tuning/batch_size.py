@@ -6,7 +6,6 @@ alone says little, since what is kept for the backward pass takes most of the me
 
 import ctypes
 import gc
-import json
 import math
 import re
 import sys
@@ -25,7 +24,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import algorithm_config, with_options
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.replay import ReplayStorage
-from murmur.learner_service.tuning.probe import Probe, depends_on
+from murmur.learner_service.tuning.probe import Probe, depends_on, kept_choice
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, SpecError
@@ -98,12 +97,7 @@ def _kept(config: ExperimentConfig, spec: EnvSpec, cache: Path) -> int:
         memory = {"device": properties.name, "bytes": properties.total_memory}
     precision = Precision.of(config.learner, device).name
     found_for = depends_on(config, spec, precision=precision, **memory)
-    saved = read_json(cache)
-    if saved.get("found_for") != found_for:
-        saved = {"batch_size": _find(config, spec, device), "found_for": found_for}
-        cache.write_text(json.dumps(saved))
-    size: int = saved["batch_size"]
-    return size
+    return kept_choice(cache, "batch_size", found_for, lambda: _find(config, spec, device))
 
 
 def _find(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> int:

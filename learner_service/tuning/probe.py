@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.learner_service.storage.samples import SampleBatch
 from murmur.learner_service.storage.storage import Unroll, UnrollStorage
 from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.files import read_json
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import (
@@ -37,6 +38,7 @@ from murmur.shared.wire.spec import (
 from murmur.shared.wire.timestep import StepType
 
 _MOST_ENVS = 256  # of a synthetic unroll
+T = TypeVar("T")
 
 
 def checkpoint_spec(path: Path) -> EnvSpec:
@@ -63,6 +65,23 @@ def depends_on(config: ExperimentConfig, spec: EnvSpec | SampleSpec, **more: Any
     }
     found: dict[str, Any] = json.loads(json.dumps(known | more, default=repr))
     return found
+
+
+def kept_choice(cache: Path, name: str, found_for: dict[str, Any], find: Callable[[], T]) -> T:
+    """Return the choice kept in a file if it was made for the same run, else make and keep it.
+
+    Args:
+        cache: file of the choice.
+        name: key of the choice in the file.
+        found_for: what the choice depends on, see `depends_on`.
+        find: function that makes the choice.
+    """
+    saved = read_json(cache)
+    if saved.get("found_for") != found_for:
+        saved = {name: find(), "found_for": found_for}
+        cache.write_text(json.dumps(saved))
+    choice: T = saved[name]
+    return choice
 
 
 class Probe:
@@ -141,12 +160,12 @@ def seconds_per_row(config: ExperimentConfig, spec: EnvSpec, repeats: int = 3) -
     return sum(took for took, _ in rounds[1:]) / sum(rows for _, rows in rounds[1:])
 
 
-def update_seconds(config: ExperimentConfig, spec: EnvSpec, repeats: int = 7) -> float:
+def update_seconds(config: ExperimentConfig, spec: EnvSpec | SampleSpec, repeats: int = 7) -> float:
     """Median time of an update, once it is captured where it can be.
 
     Args:
         config: the experiment.
-        spec: its environment's.
+        spec: spec of its environment or source.
         repeats: updates timed.
 
     Returns:
@@ -156,6 +175,8 @@ def update_seconds(config: ExperimentConfig, spec: EnvSpec, repeats: int = 7) ->
         MurmurError: if the settings do not fit each other.
     """
     try:
+        if isinstance(spec, SampleSpec):
+            return _supervised_seconds(config, spec, repeats)
         probe = Probe(config, spec)
 
         def prepare() -> None:
@@ -191,39 +212,27 @@ def _median_seconds(
     return statistics.median(times)
 
 
-def supervised_update_seconds(
-    config: ExperimentConfig, spec: SampleSpec, repeats: int = 7
-) -> float:
-    """As `update_seconds`, of learning from synthetic samples of a source.
-
-    Args:
-        config: the experiment.
-        spec: its source's.
-        repeats: updates timed.
-    """
+def _supervised_seconds(config: ExperimentConfig, spec: SampleSpec, repeats: int) -> float:
+    """As `update_seconds`, of learning from synthetic samples of a source."""
     device = select_device(config.learner)
     precision = Precision.of(config.learner, device)
-    try:
-        with limited(config.learner.memory_limit_gib):
-            algorithm = build_supervised(config, spec, precision, device)
-        algorithm.graphs.enabled &= config.learner.cuda_graph
-        size = supervised_config(config).batch_size
-        arrays = {
-            array.name: torch.zeros((size, *array.shape), dtype=torch.uint8, device=device)
-            for array in spec.arrays
-        }
-        for array in arrays.values():  # images; masks of any class or of none cost the same
-            array.random_(0, 256 if array.dim() == 4 else len(spec.classes))
-        index = torch.arange(size, device=device)
+    with limited(config.learner.memory_limit_gib):
+        algorithm = build_supervised(config, spec, precision, device)
+    algorithm.graphs.enabled &= config.learner.cuda_graph
+    size = supervised_config(config).batch_size
+    arrays = {
+        array.name: torch.zeros((size, *array.shape), dtype=torch.uint8, device=device)
+        for array in spec.arrays
+    }
+    for array in arrays.values():  # images; masks of any class or of none cost the same
+        array.random_(0, 256 if array.dim() == 4 else len(spec.classes))
+    index = torch.arange(size, device=device)
 
-        def update() -> None:
-            batch = SampleBatch(arrays, index, 0, False, False)
-            scalars = algorithm.update(batch)
-            to_host(torch.stack([s.float() for s in scalars.values()]))  # waits for the device
+    def update() -> None:
+        scalars = algorithm.update(SampleBatch(arrays, index, 0, False, False))
+        to_host(torch.stack([s.float() for s in scalars.values()]))  # waits for the device
 
-        return _median_seconds(update, lambda: None, repeats, algorithm.graphs)
-    except torch.OutOfMemoryError:
-        return math.inf
+    return _median_seconds(update, lambda: None, repeats, algorithm.graphs)
 
 
 def make_up(unroll: Unroll, spec: EnvSpec) -> None:

@@ -1,11 +1,8 @@
 """The configuration of a run, resolved: with what its plug-ins take, and what was chosen for it."""
 
 import gc
-import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,10 +14,9 @@ from murmur.learner_service.learning.supervised import is_supervised, wrong_algo
 from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.storage.flight import Flight
 from murmur.learner_service.tuning.batch_size import with_batch_size
-from murmur.learner_service.tuning.probe import depends_on, update_seconds
+from murmur.learner_service.tuning.probe import depends_on, kept_choice, update_seconds
 from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig
 from murmur.shared.config.plugins import resolve_plugin
-from murmur.shared.process.files import read_json
 from murmur.shared.process.process import logger
 from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import EnvSpec
@@ -29,8 +25,6 @@ _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _CACHE = "precision.json"
 _GAIN = 1.05  # speed over fp32 that a less exact precision must reach
 _BATCH = 2048  # rows of a batch whose size is still to be found
-
-Measure = Callable[[ExperimentConfig, Any], float]
 
 
 def with_learner_options(
@@ -124,7 +118,6 @@ def with_precision(
     spec: EnvSpec | SampleSpec,
     run_dir: Path,
     device: torch.device,
-    measure: Measure = update_seconds,
 ) -> ExperimentConfig:
     """Return the configuration with the precision in which updates are fastest, if it says auto.
 
@@ -140,8 +133,6 @@ def with_precision(
         spec: spec of the environment or source.
         run_dir: folder where the choice is kept.
         device: device that the run learns on.
-        measure: returns seconds of an update from a configuration and the spec; infinity if it
-            does not fit the device.
 
     Raises:
         MurmurError: if the settings do not fit each other.
@@ -150,7 +141,7 @@ def with_precision(
     if learner.precision != "auto" or learner.pipeline == "sync" or device.type != "cuda":
         return config
     if not group.rank:
-        name = _fastest_precision(share_of(config, group), spec, run_dir / _CACHE, device, measure)
+        name = _fastest_precision(share_of(config, group), spec, run_dir / _CACHE, device)
     name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(name))]
     return config.changed({"learner.precision": name})
 
@@ -160,43 +151,25 @@ def _fastest_precision(
     spec: EnvSpec | SampleSpec,
     cache: Path,
     device: torch.device,
-    measure: Measure,
 ) -> str:
     """Return what was measured before, or measure it now; see `with_precision`."""
-    found_for = _depends_on(config, spec, device)
-    saved = read_json(cache)
-    if saved.get("found_for") != found_for:
+
+    def measured() -> str:
         options = algorithm_config(config.algorithm)
         size = {key: _BATCH} if (key := options.open_batch_size) else {}
         trial = with_options(config, options.changed({**options.about.trial, **size}))
         seconds = dict[str, float]()
         for name in ("fp32", half_precision()):
-            seconds[name] = measure(trial.changed({"learner.precision": name}), spec)
+            seconds[name] = update_seconds(trial.changed({"learner.precision": name}), spec)
             gc.collect()  # what torch keeps for the next tensors would not count as free
             torch.cuda.empty_cache()
-        saved = {"precision": fastest(seconds), "found_for": found_for}
-        logger.info(
-            "precision %s: an update takes %s",
-            saved["precision"],
-            ", ".join(f"{s * 1e3:.2f} ms in {name}" for name, s in seconds.items()),
-        )
-        cache.write_text(json.dumps(saved))
-    chosen: str = saved["precision"]
-    return chosen
+        chosen = fastest(seconds)
+        each = ", ".join(f"{s * 1e3:.2f} ms in {name}" for name, s in seconds.items())
+        logger.info("precision %s: an update takes %s", chosen, each)
+        return chosen
 
-
-def fastest(seconds: dict[str, float]) -> str:
-    """fp32, unless another precision is faster by 5 %; seconds of an update by precision."""
-    best = min(seconds, key=lambda name: seconds[name])
-    return best if seconds["fp32"] >= _GAIN * seconds[best] else "fp32"
-
-
-def _depends_on(
-    config: ExperimentConfig, spec: EnvSpec | SampleSpec, device: torch.device
-) -> dict[str, Any]:
-    """Return what the precision depends on, as it is read back from JSON."""
     augment = config.augment.model_dump(mode="json")
-    return depends_on(
+    found_for = depends_on(
         config,
         spec,
         device=torch.cuda.get_device_properties(device).name,
@@ -205,3 +178,10 @@ def _depends_on(
         compile=config.learner.compile,
         **({} if config.augment == AugmentConfig() else {"augment": augment}),
     )
+    return kept_choice(cache, "precision", found_for, measured)
+
+
+def fastest(seconds: dict[str, float]) -> str:
+    """fp32, unless another precision is faster by 5 %; seconds of an update by precision."""
+    best = min(seconds, key=lambda name: seconds[name])
+    return best if seconds["fp32"] >= _GAIN * seconds[best] else "fp32"

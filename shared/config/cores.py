@@ -12,7 +12,7 @@ from pathlib import Path
 
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.addresses import is_loopback, learner_addresses
-from murmur.shared.process.control_groups import own_groups
+from murmur.shared.process.control_groups import ControlGroup, own_groups
 
 _MOST_THREADS = 8  # networks of usual size gain nothing from more
 _PLACES_KEPT = 2  # of learner.max_sessions: for evaluators
@@ -44,31 +44,16 @@ def available_cores(root: Path = Path("/")) -> float:
         cores = float(len(os.sched_getaffinity(0)))
     except AttributeError:  # not Linux
         cores = float(os.cpu_count() or 1)
-    return min([cores, *_quotas(root)])
+    quotas = map(_quota, own_groups("cpu", root))  # of this process's group and those above it
+    return min([cores, *(quota for quota in quotas if quota > 0)])
 
 
-def _quotas(root: Path) -> list[float]:
-    """Return the quotas of this process's control group and those above it, in processors."""
-    read = {1: _quota_v1, 2: _quota_v2}
-    quotas = [read[group.version](group.folder) for group in own_groups("cpu", root)]
-    return [quota for quota in quotas if quota > 0]
-
-
-def _quota_v2(group: Path) -> float:
-    """Return the quota of a version 2 group, in processors; 0 if it has none."""
+def _quota(group: ControlGroup) -> float:
+    """Return a control group's quota, in processors; 0 or less if it has none."""
+    files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if group.version == 1 else ("cpu.max",)
     try:
-        quota, period = (group / "cpu.max").read_text().split()
-        return 0.0 if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return 0.0
-
-
-def _quota_v1(group: Path) -> float:
-    """Return the quota of a version 1 group, in processors; 0 if it has none."""
-    try:
-        quota = int((group / "cpu.cfs_quota_us").read_text())
-        period = int((group / "cpu.cfs_period_us").read_text())
-        return max(0.0, quota / period)
+        quota, period = " ".join((group.folder / file).read_text() for file in files).split()
+        return int(quota) / int(period)  # "max" is no number
     except (OSError, ValueError, ZeroDivisionError):
         return 0.0
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -176,20 +177,12 @@ class EnvironmentConfig(PluginConfig):
         """Accept a PluginConfig, as the Python API gives it."""
         return data.model_dump() if type(data) is PluginConfig else data
 
-    @field_validator("curriculum")
+    @field_validator("curriculum", "randomize")
     @classmethod
-    def _has_courses(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for name, course in value.items():
+    def _has_valid_options(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for name, given in value.items():
             _check_name(name)
-            _parsed(Course, course, name)
-        return value
-
-    @field_validator("randomize")
-    @classmethod
-    def _has_ranges(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name, spread in value.items():
-            _check_name(name)
-            _parsed(Range, _bounds(spread), name)
+            _parsed(Course if info.field_name == "curriculum" else Range, given, name)
         return value
 
     @model_validator(mode="after")
@@ -229,7 +222,7 @@ class EnvironmentConfig(PluginConfig):
     @cached_property
     def ranges(self) -> dict[str, Range]:
         """Return the ranges that episodes draw from, by option."""
-        return {name: _parsed(Range, _bounds(x), name) for name, x in self.randomize.items()}
+        return {name: _parsed(Range, spread, name) for name, spread in self.randomize.items()}
 
     def values_at(self, share: float) -> dict[str, Value]:
         """Return the curriculum's values after this share of each course, 0 to 1."""
@@ -257,11 +250,13 @@ NO_ENVIRONMENT = EnvironmentConfig(name="")
 
 
 def _parsed(model: type[Model], data: object, name: str) -> Model:
-    """Build a model of one option.
+    """Build a model of one option; [low, high] stands for a range with these bounds.
 
     Raises:
         ValueError: if it is invalid, naming the key and the fix.
     """
+    if model is Range and isinstance(data, list | tuple) and len(data) == 2:
+        data = {"low": data[0], "high": data[1]}
     if not isinstance(data, Mapping):
         raise ValueError(f"'{name}' = {short(data)}: {_SHAPES[model]}")
     try:
@@ -274,13 +269,6 @@ _SHAPES: dict[type[Any], str] = {
     Course: "write {from, to, over_env_steps or over_updates}, or {levels, when}",
     Range: "write [low, high], {low, high, log or whole}, or {choices: [...]}",
 }
-
-
-def _bounds(spread: object) -> object:
-    """Return a range written as [low, high] as a mapping; anything else as it is."""
-    if isinstance(spread, list | tuple) and len(spread) == 2:
-        return {"low": spread[0], "high": spread[1]}
-    return spread
 
 
 def _check_name(name: object) -> None:

@@ -13,9 +13,10 @@ from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
     SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
@@ -28,8 +29,10 @@ from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.config.section import (
     NO_PLUGIN,
     Auto,
-    Open,
+    Count,
+    MetricsHosts,
     PluginConfig,
+    Port,
     Section,
     known_names,
     merged,
@@ -46,17 +49,18 @@ class RunConfig(Section):
 
     name: str = Field("", description="name of the run; empty: the configuration file's name")
     directory: str = Field("runs", description="folder that holds the run folders")
-    seed: int = Field(1, ge=0, description="every random number of the run derives from it")
-    max_updates: int = Field(0, ge=0, description="stop after this many updates; 0: no limit")
-    max_env_steps: int = Field(
+    seed: NonNegativeInt = Field(1, description="every random number of the run derives from it")
+    max_updates: NonNegativeInt = Field(0, description="stop after this many updates; 0: no limit")
+    max_env_steps: NonNegativeInt = Field(
         0,
-        ge=0,
         description="stop after this many environment steps (all agents act in one), or, with a "
         "source, samples trained, or, offline, rows learned from; 0: no limit",
     )
-    max_minutes: float = Field(0, ge=0, description="stop after this many minutes; 0: no limit")
-    max_episodes: int = Field(
-        0, ge=0, description="stop after this many finished training episodes; 0: no limit"
+    max_minutes: NonNegativeFloat = Field(
+        0, description="stop after this many minutes; 0: no limit"
+    )
+    max_episodes: NonNegativeInt = Field(
+        0, description="stop after this many finished training episodes; 0: no limit"
     )
     offline: bool = Field(
         False,
@@ -139,28 +143,25 @@ class TrackingConfig(Section):
         description="no network: W&B writes into the run's folder, for `wandb sync`; MLflow "
         "writes mlflow.db beside it",
     )
-    histograms_every_updates: int = Field(
+    histograms_every_updates: NonNegativeInt = Field(
         0,
-        ge=0,
         description="TensorBoard: histograms of weights, gradients and actions after every this "
         "many updates; 0: never",
     )
-    figures_every_evaluations: int = Field(
+    figures_every_evaluations: NonNegativeInt = Field(
         5,
-        ge=0,
         description="draw every this many evaluations, from the first: TensorBoard gets histograms "
         "of the episodes' results; runs of segmentation write figures/masks.png (images, their "
         "masks, the predicted masks) and figures/confusion.png, which all loggers get; 0: never",
     )
-    every_s: float = Field(
-        10.0, ge=0, description="W&B, MLflow: pause between points of training curves, s"
+    every_s: NonNegativeFloat = Field(
+        10.0, description="W&B, MLflow: pause between points of training curves, s"
     )
     media: bool = Field(
         True, description="W&B, MLflow: also send the run's pictures: .gif, .mp4 and .png"
     )
-    finish_s: float = Field(
+    finish_s: PositiveFloat = Field(
         20.0,
-        gt=0,
         description="W&B, MLflow: longest wait at the run's end for what is not sent yet, s; "
         "`murmur track` sends the rest",
     )
@@ -226,10 +227,8 @@ Preset = Literal["none", "minimal", "standard", "strong"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class AugmentConfig(BaseModel):
+class AugmentConfig(Section):
     """Augmentation of training batches, on the learner's device; never of evaluations."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     preset: Literal[Preset, "progressive", "random-shift", "symmetry"] = Field(
         "none",
@@ -241,21 +240,21 @@ class AugmentConfig(BaseModel):
         "minimal", description="progressive: the preset that training begins with"
     )
     then: Preset = Field("strong", description="progressive: the preset from `at` on")
-    at: int = Field(
-        50, ge=0, description="progressive: the epoch or update that changes the preset"
+    at: NonNegativeInt = Field(
+        50, description="progressive: the epoch or update that changes the preset"
     )
     per: Literal["epoch", "update"] = Field("epoch", description="progressive: what `at` counts")
     mixup: Probability = Field(
         0.0, description="share of the samples that are blended with another one; 0.3 is usual"
     )
-    mixup_beta: float = Field(
-        0.2, gt=0, description="MixUp: weights of blends are drawn from Beta(this, this)"
+    mixup_beta: PositiveFloat = Field(
+        0.2, description="MixUp: weights of blends are drawn from Beta(this, this)"
     )
     cutmix: Probability = Field(
         0.0, description="share of the samples that get a rectangle of another one; 0.3 is usual"
     )
-    cutmix_beta: float = Field(
-        1.0, gt=0, description="CutMix: areas that stay are drawn from Beta(this, this)"
+    cutmix_beta: PositiveFloat = Field(
+        1.0, description="CutMix: areas that stay are drawn from Beta(this, this)"
     )
     outside: Literal["ignore", "background"] = Field(
         "ignore",
@@ -341,14 +340,11 @@ class AugmentConfig(BaseModel):
             )
         return self
 
-    def used(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults."""
-        return self.model_dump(exclude_defaults=True)
-
     @property
     def text(self) -> str:
         """Return the options that differ from their defaults, for the log; "" without any."""
-        return ", ".join(f"{name}={value}" for name, value in self.used().items())
+        used = self.model_dump(exclude_defaults=True)
+        return ", ".join(f"{name}={value}" for name, value in used.items())
 
     def bounds(self) -> dict[str, Any]:
         """Return the options given that change a preset for samples with masks."""
@@ -369,65 +365,53 @@ class EnvServerConfig(Section):
         "Sessions are spread over them by environments; sync: worker i stays with learner i "
         "modulo their number",
     )
-    move_after_s: float = Field(
+    move_after_s: PositiveFloat = Field(
         30.0,
-        gt=0,
         description="several learners: sessions go to another one when theirs has not been there "
         "for this time, s",
     )
-    balance_every_s: float = Field(
+    balance_every_s: NonNegativeFloat = Field(
         10.0,
-        ge=0,
         description="several learners: how often a session looks whether another one has fewer "
         "environments, to move there, s; 0: never",
     )
     num_workers: Auto = Field(
         0,
-        ge=0,
         description="worker processes of one environment server; 0 or auto: one for each of its "
         "machine's processors that the learner leaves; 1 in the sync pipeline",
     )
-    envs_per_worker: int = Field(32, ge=1, description="environments in each worker process")
-    sessions_per_worker: int = Field(
-        2, ge=1, description="sessions that share a worker's environments; 2 = double buffering"
+    envs_per_worker: Count = Field(32, description="environments in each worker process")
+    sessions_per_worker: Count = Field(
+        2, description="sessions that share a worker's environments; 2 = double buffering"
     )
-    step_timeout_s: float = Field(
+    step_timeout_s: NonNegativeFloat = Field(
         20.0,
-        ge=0,
         description="a worker whose environment takes longer for a step is replaced, s, as is one "
         "whose baseline takes longer for advice (imitation); 0: never",
     )
-    start_timeout_s: float = Field(
+    start_timeout_s: NonNegativeFloat = Field(
         300.0,
-        ge=0,
         description="a worker that takes longer to start, with importing and making its "
         "environments, or to recreate one of them, is replaced, s; 0: never",
     )
-    worker_memory_mib: int = Field(
-        0, ge=0, description="a worker that takes more memory is replaced, MiB; 0: no limit"
+    worker_memory_mib: NonNegativeInt = Field(
+        0, description="a worker that takes more memory is replaced, MiB; 0: no limit"
     )
-    max_faults_per_minute: int = Field(
+    max_faults_per_minute: NonNegativeInt = Field(
         10,
-        ge=0,
         description="environments that fail start a new episode; if a worker's fail more often, "
         "the environment server ends",
     )
-    metrics_host: str = Field(
-        "127.0.0.1",
-        description="addresses of the metrics and health port, with commas between them; a "
-        "network, 10.0.1.0/24, stands for this machine's own address in it",
-    )
-    metrics_port: Open = Field(
+    metrics_host: MetricsHosts = "127.0.0.1"
+    metrics_port: Port = Field(
         None,
-        ge=0,
-        le=65535,
         description=f"auto: {ENV_METRICS_PORT}, or any free port if that is in use; 0: any free "
         "port",
     )
-    reconnect_min_s: float = Field(0.2, gt=0, description="first pause before reconnecting, s")
-    reconnect_max_s: float = Field(5.0, gt=0, description="longest pause before reconnecting, s")
-    give_up_after_s: float = Field(
-        300.0, gt=0, description="exit when the learner has not been there for this time, s"
+    reconnect_min_s: PositiveFloat = Field(0.2, description="first pause before reconnecting, s")
+    reconnect_max_s: PositiveFloat = Field(5.0, description="longest pause before reconnecting, s")
+    give_up_after_s: PositiveFloat = Field(
+        300.0, description="exit when the learner has not been there for this time, s"
     )
 
     @model_validator(mode="after")
@@ -443,24 +427,20 @@ class EnvServerConfig(Section):
 class EvaluationConfig(Section):
     """Greedy evaluation during training, by a separate session."""
 
-    every_updates: int = Field(
-        0,
-        ge=0,
-        description="updates between two evaluations; one of the three at most; all 0: never",
+    every_updates: NonNegativeInt = Field(
+        0, description="updates between two evaluations; one of the three at most; all 0: never"
     )
-    every_env_steps: int = Field(
-        0, ge=0, description="environment steps (all agents act in one) between two evaluations"
+    every_env_steps: NonNegativeInt = Field(
+        0, description="environment steps (all agents act in one) between two evaluations"
     )
-    every_minutes: float = Field(0, ge=0, description="minutes between two evaluations")
-    episodes: int = Field(
+    every_minutes: NonNegativeFloat = Field(0, description="minutes between two evaluations")
+    episodes: Count = Field(
         50,
-        ge=1,
         description="episodes of one evaluation; an evaluator makes at most "
         "env_server.envs_per_worker environments and plays them in turns",
     )
-    first_seed: int = Field(
+    first_seed: NonNegativeInt = Field(
         1001,
-        ge=0,
         description="episode seeds first_seed, first_seed+1, ...; these episodes choose the best "
         "checkpoint, so results are measured on others: those of `murmur evaluate` begin at 1",
     )
@@ -524,7 +504,7 @@ class ImitationConfig(Section):
     dataset: str = Field(
         "", description="folder of `murmur record` whose actions are cloned; empty: none are"
     )
-    updates: int = Field(100, ge=1, description="first updates of the run, which imitate")
+    updates: Count = Field(100, description="first updates of the run, which imitate")
 
     @model_validator(mode="after")
     def _has_one_expert(self) -> Self:
@@ -545,10 +525,10 @@ class LeagueConfig(Section):
         "number at its end; opponents play the others; empty: the first half, of two equal teams",
     )
 
-    size: int = Field(
-        0, ge=0, description="past policies of this run that are kept as opponents, the latest ones"
+    size: NonNegativeInt = Field(
+        0, description="past policies of this run that are kept as opponents, the latest ones"
     )
-    every_updates: int = Field(50, ge=1, description="updates between two policies that are kept")
+    every_updates: Count = Field(50, description="updates between two policies that are kept")
     checkpoints: tuple[str, ...] = Field(
         (), description="files of policies that are opponents too, from the start and for good"
     )
@@ -588,7 +568,6 @@ class SupplyConfig(Section):
     )
     window: Auto = Field(
         0,
-        ge=0,
         description="samples that the learner asks of one session ahead of their arrival; 0 or "
         "auto: chosen by their size, 4 to 32",
     )

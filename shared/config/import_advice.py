@@ -62,15 +62,17 @@ def _is_there(module: str) -> bool:
 
 def hidden_advice(top: str) -> str:
     """Report a user's file or folder that another module hides; "" if none is hidden."""
-    hidden = _hidden_folder(top)
-    if not hidden:
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if not file:
         return ""
-    kind = "folder" if os.path.isdir(hidden) else "file"
-    whose = "murmur's own package" if top == "murmur" else "the package"
-    return (
-        f"the {kind} {hidden} is hidden by {whose} '{top}' at "
-        f"{os.path.dirname(str(sys.modules[top].__file__))}: rename the {kind}"
-    )
+    folder = os.path.dirname(file)
+    imported = os.path.realpath(file), os.path.realpath(folder)
+    for own in (os.path.join(f, x) for f in folders_in_use() for x in (top, f"{top}.py")):
+        if os.path.exists(own) and os.path.realpath(own) not in imported:
+            kind = "folder" if os.path.isdir(own) else "file"
+            whose = "murmur's own package" if top == "murmur" else "the package"
+            return f"the {kind} {own} is hidden by {whose} '{top}' at {folder}: rename the {kind}"
+    return ""
 
 
 def _how(top: str) -> str:
@@ -98,17 +100,3 @@ def _near(missing: str) -> str:
     close = get_close_matches(wanted, known, 1)
     hint = f"did you mean '{parent}.{close[0]}'?" if close else f"known: {', '.join(known)}"
     return f"'{parent}' has no '{wanted}'; {hint}"
-
-
-def _hidden_folder(top: str) -> str:
-    """Find the user's folder or file of that name if another package of the name is imported."""
-    file = getattr(sys.modules.get(top), "__file__", None)
-    if not file:
-        return ""
-    for own in (os.path.join(f, x) for f in folders_in_use() for x in (top, f"{top}.py")):
-        if os.path.exists(own) and os.path.realpath(own) not in (
-            os.path.realpath(file),
-            os.path.realpath(os.path.dirname(file)),
-        ):
-            return own
-    return ""

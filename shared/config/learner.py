@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from murmur.shared.config.section import Auto, Open, Section
+from murmur.shared.config.section import Auto, Count, MetricsHosts, Open, Port, Section
 
 PORT = 50051
 METRICS_PORT = 9101
@@ -13,13 +13,11 @@ METRICS_PORT = 9101
 class BatcherConfig(Section):
     """Dynamic batching of inference requests; the terms are those of Triton's batcher."""
 
-    max_batch_envs: int = Field(4096, ge=1, description="most environments in one batch")
-    preferred_batch_envs: int = Field(
-        0,
-        ge=0,
-        description="wait up to max_wait_ms to gather this number of environments; 0: never wait",
+    max_batch_envs: Count = Field(4096, description="most environments in one batch")
+    preferred_batch_envs: NonNegativeInt = Field(
+        0, description="wait up to max_wait_ms to gather this number of environments; 0: never wait"
     )
-    max_wait_ms: float = Field(0.0, ge=0, description="longest wait of the oldest request, ms")
+    max_wait_ms: NonNegativeFloat = Field(0.0, description="longest wait of the oldest request, ms")
 
 
 class LearnerConfig(Section):
@@ -29,22 +27,14 @@ class LearnerConfig(Section):
         "127.0.0.1",
         description="address to listen on; IPv6 as ::1 or [::1]; 0.0.0.0 in a container",
     )
-    port: Open = Field(
+    port: Port = Field(
         None,
-        ge=0,
-        le=65535,
         description=f"gRPC port; auto: {PORT}, or with `murmur train` any free port if that is in "
         "use; 0: any free port",
     )
-    metrics_host: str = Field(
-        "127.0.0.1",
-        description="addresses of the metrics and health port, with commas between them; a "
-        "network, 10.0.1.0/24, stands for this machine's own address in it",
-    )
-    metrics_port: Open = Field(
+    metrics_host: MetricsHosts = "127.0.0.1"
+    metrics_port: Port = Field(
         None,
-        ge=0,
-        le=65535,
         description=f"auto: {METRICS_PORT}, or any free port if that is in use; 0: any free port",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -64,7 +54,6 @@ class LearnerConfig(Section):
     )
     num_threads: Auto = Field(
         0,
-        ge=0,
         description="torch threads on the CPU, for each of acting and learning; 0 or auto: a "
         "quarter of the machine's processors, 1 to 8; 1 in the sync pipeline",
     )
@@ -79,16 +68,13 @@ class LearnerConfig(Section):
         "cannot be captured runs eagerly, see murmur_learner_graph_fallbacks_total; false: all "
         "runs eagerly. No effect on the CPU",
     )
-    memory_limit_gib: float = Field(
+    memory_limit_gib: NonNegativeFloat = Field(
         0.0,
-        ge=0,
         description="memory that networks, and that unrolls, may take, GiB; an environment whose "
         "observations would take more is refused at its handshake; 0: what is free",
     )
-    memory_budget_gib: float = Field(
-        2.0,
-        gt=0,
-        description="CPU: what an update may take where batch_size is 0",
+    memory_budget_gib: PositiveFloat = Field(
+        2.0, description="CPU: what an update may take where batch_size is 0"
     )
     pipeline: Literal["async", "sync"] = Field(
         "async",
@@ -97,34 +83,30 @@ class LearnerConfig(Section):
     )
     max_policy_lag: Open = Field(
         None,
-        ge=0,
         description="async pipeline: the learner drops and counts rows whose actions were chosen "
         "more than this number of updates ago; with a replay: number of unrolls of every "
         "environment by which acting may be ahead of the updates due; null or auto: 1, or 2 if the "
         "first updates show that environments and learner are about as fast",
     )
-    max_sessions: int = Field(64, ge=1, description="training sessions; further ones are refused")
-    max_evaluation_sessions: int = Field(
+    max_sessions: Count = Field(64, description="training sessions; further ones are refused")
+    max_evaluation_sessions: Count = Field(
         16,
-        ge=1,
         description="evaluation sessions; they have places of their own, so none of them, however "
         "many wait, keeps a training session out",
     )
-    max_in_flight_mib: float = Field(
+    max_in_flight_mib: PositiveFloat = Field(
         1024.0,
-        gt=0,
         description="memory for the messages of all training sessions together, MiB: an "
         "observation and an action of each. A session for which there is no room is refused",
     )
-    max_evaluation_in_flight_mib: float = Field(
-        256.0, gt=0, description="the same for evaluation sessions, MiB"
+    max_evaluation_in_flight_mib: PositiveFloat = Field(
+        256.0, description="the same for evaluation sessions, MiB"
     )
-    max_sessions_per_identity: int = Field(
-        0, ge=0, description="sessions of one certificate's name; 0: only max_sessions counts"
+    max_sessions_per_identity: NonNegativeInt = Field(
+        0, description="sessions of one certificate's name; 0: only max_sessions counts"
     )
-    max_audit_lines: int = Field(
+    max_audit_lines: Count = Field(
         20,
-        ge=1,
         description="log: lines about streams that ended for the same reason, in 10 s; how many "
         "more there were is said in one line, and counted in murmur_learner_audit_lines_suppressed",
     )
@@ -135,39 +117,35 @@ class LearnerConfig(Section):
         "first rows may take ten times as long; 0: never; null: 60, or 1.5 times "
         "env_server.step_timeout_s x sessions_per_worker if that is longer",
     )
-    max_abs_reward: float = Field(
+    max_abs_reward: PositiveFloat = Field(
         1e6,
-        gt=0,
         description="a reward beyond ± this is a fault of its environment, whose episode is "
         "dropped; the learner refuses it. The default keeps squared returns within float32",
     )
-    max_skipped_updates: int = Field(
+    max_skipped_updates: NonNegativeInt = Field(
         10,
-        ge=0,
         description="updates in a row that may be undone because a loss or a weight was not "
         "finite; one more ends the run",
     )
-    stalled_after_s: float = Field(
+    stalled_after_s: NonNegativeFloat = Field(
         1800.0,
-        ge=0,
         description="/healthz fails, and says why, if a thread that acts or learns stays in one "
         "state of the time ledger for this time, s: a device or file system that does not answer; "
         "waiting for environments does not count; ten times that while torch compiles; 0: never",
     )
-    group_timeout_s: float = Field(
+    group_timeout_s: PositiveFloat = Field(
         300.0,
-        gt=0,
         description="several learners: longest wait for one that runs but does not arrive, s; then "
         "the process ends, to be restarted. In the sync pipeline longer than an unroll takes. A "
         "paused or lost one is noticed after 20 s, or this if it is less",
     )
-    group_check_every_updates: int = Field(
-        100, ge=1, description="several learners: updates between comparisons of their weights"
+    group_check_every_updates: Count = Field(
+        100, description="several learners: updates between comparisons of their weights"
     )
     batcher: BatcherConfig = BatcherConfig()
-    checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
-    keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")
-    log_every_s: float = Field(1.0, gt=0, description="pause between lines of progress.jsonl, s")
+    checkpoint_every_updates: Count = Field(50, description="updates between checkpoints")
+    keep_checkpoints: Count = Field(3, description="latest checkpoints kept beside the best")
+    log_every_s: PositiveFloat = Field(1.0, description="pause between lines of progress.jsonl, s")
 
     @property
     def policy_lag(self) -> int:

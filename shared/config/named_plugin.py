@@ -15,10 +15,12 @@ Names in capitals, such as STACKED and BASELINES, are those of a plug-in's modul
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -119,12 +121,9 @@ def _import(module_name: str) -> Any:  # noqa: ANN401
         parent = missing.rpartition(".")[0]
         if not parent or not f"{module_name}.".startswith(f"{missing}."):
             raise
-        found: Any = import_module(parent)
-        for part in module_name.removeprefix(f"{parent}.").split("."):
-            if not hasattr(found, part):
-                raise
-            found = getattr(found, part)
-        return found
+        with suppress(AttributeError):
+            return attrgetter(module_name.removeprefix(f"{parent}."))(import_module(parent))
+        raise
 
 
 def named_plugin(kind: str, name: str) -> ModuleType:
@@ -167,8 +166,7 @@ def _as_module(kind: str, name: str, target: Any) -> ModuleType:  # noqa: ANN401
     own = getattr(target, "Config", None)
     if own is not None and not (isinstance(own, type) and issubclass(own, BaseModel)):
         raise ConfigError("its Config is no model; derive it from murmur.shared.config.Section")
-    given = CALLED_WITH[kind]
-    _require_signature(target, (*(("config",) if own else ()), *given), taking_options=own is None)
+    options = _options_of(target, CALLED_WITH[kind], own)
 
     def build(config: BaseModel, *given: object) -> Any:  # noqa: ANN401 - whatever it makes
         if own is not None:
@@ -176,7 +174,6 @@ def _as_module(kind: str, name: str, target: Any) -> ModuleType:  # noqa: ANN401
         values = {key: getattr(config, key) for key in type(config).model_fields}
         return target(*given, **values, **(config.model_extra or {}))
 
-    options = own or _options_of(target, len(given))
     vars(module).update({"Config": options, "build": build, "make": build})
     return module
 
@@ -191,33 +188,38 @@ def _parameters(target: Any) -> list[inspect.Parameter] | None:  # noqa: ANN401
     return None
 
 
-def _require_signature(target: Any, given: tuple[str, ...], *, taking_options: bool) -> None:  # noqa: ANN401
-    """Refuse an object that cannot be called with `given`.
+def _options_of(
+    target: Any,  # noqa: ANN401 - a class or function
+    given: tuple[str, ...],
+    own: type[BaseModel] | None,
+) -> type[BaseModel]:
+    """Return the model of an object's options: its own Config, or one of its further parameters.
+
+    Args:
+        target: class or function.
+        given: names of what it is called with, beside its options.
+        own: its Config; None: it has none.
 
     Raises:
         ConfigError: if it cannot be called so, naming its parameters and those it needs.
     """
     parameters = _parameters(target)
     if parameters is None:
-        return
+        return own or create_model("Config", __base__=_Open)
+    called_with = ("config", *given) if own else given
     positional = [p for p in parameters if p.kind in _POSITIONAL]
+    further = positional[len(called_with) :]
     any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    further = [p for p in positional[len(given) :] if p.default is p.empty]
-    if (len(positional) < len(given) and not any_number) or (further and not taking_options):
+    missing = len(positional) < len(called_with) and not any_number
+    if missing or (own and any(p.default is p.empty for p in further)):
         takes = ", ".join(str(p).partition(":")[0].strip() for p in parameters)
-        options = " and then its options" if taking_options else ""
-        raise ConfigError(f"it takes ({takes}); it is called with ({', '.join(given)}){options}")
-
-
-def _options_of(target: Any, skipped: int) -> type[BaseModel]:  # noqa: ANN401
-    """Make a model of the parameters after the first `skipped`."""
-    parameters = _parameters(target)
-    if parameters is None:
-        return create_model("Config", __base__=_Open)
-    positional = [p for p in parameters if p.kind in _POSITIONAL]
-    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        options = "" if own else " and then its options"
+        names = ", ".join(called_with)
+        raise ConfigError(f"it takes ({takes}); it is called with ({names}){options}")
+    if own:
+        return own
     fields: dict[str, Any] = {}
-    for p in [*positional[skipped:], *named]:
+    for p in [*further, *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]:
         required = p.default is p.empty
         settable = p.name != "name" and not p.name.startswith("_")
         if settable and (required or isinstance(p.default, _PLAIN)):

@@ -107,22 +107,16 @@ def plugin_files(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """
     found = {}
     for module in dict.fromkeys(name.partition(":")[0] for name in names):
-        parts = module.split(".")
-        for folder in map(Path, dict.fromkeys([*sys.path, *_folders])):
-            single, package = (
-                folder.joinpath(*parts).with_suffix(".py"),
-                folder.joinpath(*parts, "__init__.py"),
-            )
-            whole = package.is_file()
-            if not whole and not single.is_file():
-                continue
-            file = package if whole else single
-            digest = hashlib.sha256()
-            for part in sorted(file.parent.glob("*.py")) if whole else [file]:
-                with contextlib.suppress(OSError):
-                    digest.update(part.name.encode() + b"\0" + part.read_bytes())
-            found[module] = {"file": str(file.resolve()), "sha256": digest.hexdigest()}
-            break
+        places = [Path(x, *module.split(".")) for x in dict.fromkeys([*sys.path, *_folders])]
+        files = [file for x in places for file in (x / "__init__.py", x.with_suffix(".py"))]
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
+            continue
+        digest = hashlib.sha256()
+        for part in sorted(file.parent.glob("*.py")) if file.stem == "__init__" else [file]:
+            with contextlib.suppress(OSError):
+                digest.update(part.name.encode() + b"\0" + part.read_bytes())
+        found[module] = {"file": str(file.resolve()), "sha256": digest.hexdigest()}
     return found
 
 

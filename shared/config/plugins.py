@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from murmur.shared.config.named_plugin import named_plugin, require_module
 from murmur.shared.config.plugin_folders import folders_in_use
 from murmur.shared.config.section import PluginConfig, known_names, nearest, validate
-from murmur.shared.config.text import plain_data
+from murmur.shared.config.text import one_line, plain_data
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.process.traces import error_message, place_of
 
@@ -220,16 +220,11 @@ def _hint(kind: str, name: str, known: list[str]) -> str:
     same: dict[str, Any] | None = getattr(package, "KNOWN_AS", {}).get(plain)
     near: dict[str, Any] | None = getattr(package, "NEAREST", {}).get(plain)
     if options := same or near:
-        written = ", ".join(f"{key}: {_yaml(value)}" for key, value in options.items())
         what = f"{name} is" if same else "it is not built here; the nearest is"
-        return f"{what} {kind}: {{{written}}}"
+        return f"{what} {kind}: {one_line(options)}"
     if nearest(name, known, 1):
         return ""
     module = name.removesuffix(".py")
     files = [Path(here) / f"{module}.py" for here in folders_in_use()]
     file = next((f for f in files if module.isidentifier() and f.is_file()), None)
     return f"for a class in {file} write {module}:CLASS" if file else ""
-
-
-def _yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -218,20 +218,28 @@ def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
 _EXACT = 2**53  # floats from here on skip whole numbers
 _MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
 
+Count = Annotated[int, Field(ge=1)]
 # A number that 0 leaves to murmur; `auto` says the same.
 Auto = Annotated[
     int,
+    Field(ge=0),
     BeforeValidator(
         lambda value: 0 if value == "auto" else value,
         json_schema_input_type=int | Literal["auto"],
     ),
 ]
 # The same where 0 is a number like any other: null, or `auto`.
-Open = Annotated[
-    int | None,
-    BeforeValidator(
-        lambda value: None if value == "auto" else value,
-        json_schema_input_type=int | Literal["auto"] | None,
+_NULL_OR_AUTO = BeforeValidator(
+    lambda value: None if value == "auto" else value,
+    json_schema_input_type=int | Literal["auto"] | None,
+)
+Open = Annotated[int | None, Field(ge=0), _NULL_OR_AUTO]
+Port = Annotated[int | None, Field(ge=0, le=65535), _NULL_OR_AUTO]
+MetricsHosts = Annotated[
+    str,
+    Field(
+        description="addresses of the metrics and health port, with commas between them; a "
+        "network, 10.0.1.0/24, stands for this machine's own address in it"
     ),
 ]
 

@@ -189,7 +189,8 @@ class _Loader(yaml.SafeLoader):
 
     def make_int(self, node: yaml.Node) -> int:
         """Read 12, 2_000_000, 0x1F or 0o17."""
-        return int(self.text_of(node, "int").replace("_", ""), 0 if _is_based(node.value) else 10)
+        text = self.text_of(node, "int").replace("_", "")
+        return int(text, 0 if text.lstrip("-+")[:2] in ("0x", "0o", "0b") else 10)
 
     def make_float(self, node: yaml.Node) -> float:
         """Read 1.5, 1e-3 or .inf.
@@ -377,25 +378,16 @@ def _count_values(node: yaml.Node, counted: dict[int, float]) -> float:
         return 1
     if id(node) not in counted:
         counted[id(node)] = math.inf  # while it is being counted
-        children = [part for item in node.value for part in _parts(item)]
+        pairs = isinstance(node, yaml.MappingNode)
+        children = [part for pair in node.value for part in pair] if pairs else node.value
         counted[id(node)] = 1 + sum(_count_values(child, counted) for child in children)
     return counted[id(node)]
-
-
-def _parts(item: object) -> tuple[Any, ...]:
-    """Return the nodes of a sequence's item, or of a mapping's pair."""
-    return item if isinstance(item, tuple) else (item,)
 
 
 def _line(node: yaml.Node) -> int:
     """Return the number of a node's line, from 1."""
     line: int = node.start_mark.line + 1
     return line
-
-
-def _is_based(text: str) -> bool:
-    """Return whether a whole number is written in another base than 10."""
-    return text.lstrip("-+")[:2] in ("0x", "0o", "0b")
 
 
 def _check(loader: _Loader, node: yaml.Node, where: str, keys: str) -> None:
@@ -451,22 +443,21 @@ def _check_scalar(node: yaml.ScalarNode, where: str, keys: str) -> None:
         return
     old = _reading_1_1(text)
     new = int(text) if re.fullmatch("[-+]?[0-9]+", text) else text
-    choices = [
-        str(value).lower() if not isinstance(value, str) else f'"{value}" in quotes'
-        for value in (old, new)
-    ]
-    readings = [
-        repr(value) if isinstance(value, str) else str(value).lower() for value in (old, new)
-    ]
+    shown = f"{keys}: " if keys else ""
     raise ConfigError(
-        f"{where}, line {_line(node)}: {f'{keys}: ' if keys else ''}{text} is "
-        f"{_named(old)}{readings[0]} in YAML 1.1 and {_named(new)}{readings[1]} in YAML 1.2; write "
-        f"{choices[0]}, or {choices[1]}"
+        f"{where}, line {_line(node)}: {shown}{text} is {_reading(old)} in YAML 1.1 and "
+        f"{_reading(new)} in YAML 1.2; write {_written(old)}, or {_written(new)}"
     )
 
 
-def _named(value: object) -> str:
-    return "the text " if isinstance(value, str) else ""
+def _reading(value: object) -> str:
+    """Name a value that a scalar is read as."""
+    return f"the text {value!r}" if isinstance(value, str) else str(value).lower()
+
+
+def _written(value: object) -> str:
+    """Return how to write a value so that it has one reading."""
+    return f'"{value}" in quotes' if isinstance(value, str) else str(value).lower()
 
 
 def _reading_1_1(text: str) -> object:

@@ -372,6 +372,24 @@ def finite_bounds(action: ActionSpec) -> tuple[Array, Array]:
     return low, high
 
 
+def wrong_entries(
+    spec: ActionSpec, action: NDArray[Any], low: Array, high: Array
+) -> NDArray[np.bool_]:
+    """Return where actions are outside the bounds, NaN or, as a choice, no whole number.
+
+    Args:
+        spec: spec of the action.
+        action: actions [..., entries].
+        low: lowest value of each entry, see `finite_bounds`.
+        high: highest value of each entry.
+    """
+    wrong: NDArray[np.bool_] = ~((action >= low) & (action <= high))
+    if action.dtype.kind == "f":
+        choices = slice(0, len(action_factors(spec)))
+        wrong[..., choices] |= action[..., choices] != np.rint(action[..., choices])
+    return wrong
+
+
 class ActionCodec:
     """Codec of LearnerMessage.action for one session. Used by one thread.
 
@@ -430,7 +448,7 @@ class ActionCodec:
             largest = np.maximum.reduce(action.view(np.uint32), axis=None)  # .max() takes 3 us more
             accepted = largest < self._spec.num_actions
         elif isinstance(self._spec, Composite):
-            accepted = not self._wrong_entries(action).any()
+            accepted = not wrong_entries(self._spec, action, self._low, self._high).any()
         else:
             least, most = (f.reduce(action, axis=None) for f in (np.minimum, np.maximum))
             accepted = self._low <= least and most <= self._high  # false if one is NaN
@@ -438,19 +456,12 @@ class ActionCodec:
             raise self._out_of_range(action)
         return sequence, version, action
 
-    def _wrong_entries(self, action: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return where actions are outside the spec, NaN or, as a choice, no whole number."""
-        wrong: NDArray[np.bool_] = ~((action >= self._low) & (action <= self._high))
-        choices = slice(0, len(action_factors(self._spec)))
-        if isinstance(self._spec, Composite) and self._spec.size:
-            wrong[..., choices] |= action[..., choices] != np.rint(action[..., choices])
-        return wrong
-
     def _out_of_range(self, action: NDArray[Any]) -> WireError:
         """Make the error for actions outside the spec, naming the first."""
         if isinstance(self._spec, Discrete):
             action = action[..., None]
-        at = tuple(np.argwhere(self._wrong_entries(action))[0].tolist())
+        wrong = wrong_entries(self._spec, action, self._low, self._high)
+        at = tuple(np.argwhere(wrong)[0].tolist())
         low, high = (np.broadcast_to(x, action.shape)[at] for x in (self._low, self._high))
         entry = f" at index {at[2]}" if isinstance(self._spec, Composite) else ""
         return WireError(

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import grpc
 from cryptography import x509
@@ -69,10 +69,8 @@ class Credentials:
         Raises:
             ConfigError: if none of them has.
         """
-        for wanted in roles:
-            for role, token in self.tokens:
-                if role == wanted:
-                    return token
+        if found := [token for wanted in roles for role, token in self.tokens if role == wanted]:
+            return found[0]
         raise ConfigError(f"security.folder holds no token for the role {' or '.join(roles)}")
 
 
@@ -232,19 +230,19 @@ def _read(folder: Path) -> Credentials:
             ) from None
         if open_to_all and name in (KEY, TOKENS):
             logger.warning("%s can be read by every user of this machine", path)
+    loaded: dict[str, Any] = {}
     for name, load in (
         (CA, x509.load_pem_x509_certificates),
         (CERTIFICATE, x509.load_pem_x509_certificate),
         (KEY, lambda pem: load_pem_private_key(pem, None)),
     ):
         try:
-            load(contents[name])
+            loaded[name] = load(contents[name])
         except (ValueError, TypeError):
             kind = "unencrypted private key" if name == KEY else "certificate"
             raise ConfigError(f"{folder / name} holds no {kind} in PEM form") from None
-    certificate = x509.load_pem_x509_certificate(contents[CERTIFICATE])
-    key = load_pem_private_key(contents[KEY], None)
-    if certificate.public_key() != key.public_key():
+    certificate = loaded[CERTIFICATE]
+    if certificate.public_key() != loaded[KEY].public_key():
         raise ConfigError(f"{folder / KEY} is not the key of {folder / CERTIFICATE}")
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begin <= datetime.now(UTC) <= end:

@@ -29,10 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.process.files import disk_error, make_folder, write_whole
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.codec import RowCheck, finite_bounds
+from murmur.shared.wire.codec import RowCheck, finite_bounds, wrong_entries
 from murmur.shared.wire.spec import (
     EnvSpec,
-    action_factors,
     action_layout,
     first_difference,
     spec_from_proto,
@@ -330,10 +329,7 @@ def first_breach(episodes: Episodes, spec: EnvSpec) -> str:
     acted, action = order != int(StepType.LAST), arrays["action"]
     low, high = finite_bounds(spec.action)
     action = action.reshape(rows, -1, len(low))
-    outside = ~(np.greater_equal(action, low) & np.less_equal(action, high))
-    choices = slice(0, len(action_factors(spec.action)))
-    if action.dtype.kind == "f":
-        outside[..., choices] |= action[..., choices] != np.rint(action[..., choices])
+    outside = wrong_entries(spec.action, action, low, high)
     if (bad := np.argwhere(outside & acted[:, None, None])).size:
         row, agent, entry = bad[0].tolist()
         return (

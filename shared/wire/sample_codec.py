@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from murmur.shared.process.errors import WireError
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, PART_BYTES
+from murmur.shared.wire.channel import ENCODING_BYTES, MAX_MESSAGE_BYTES, PART_BYTES
 from murmur.shared.wire.codec import Layout
 from murmur.shared.wire.framing import PartFrame, parse, part_frames, split
 from murmur.shared.wire.samples import SPLITS, SampleSpec
@@ -72,13 +71,7 @@ def unpack_grant(spec: SampleSpec, message: bytes) -> Grant:
     Raises:
         WireError: if the message is no grant, or names samples that do not exist.
     """
-    try:
-        parsed = pb.LearnerMessage.FromString(message)
-    except DecodeError as error:
-        raise WireError(f"message is no LearnerMessage: {error}") from None
-    if parsed.WhichOneof("message") != "grant":
-        raise WireError(f"expected message 'grant', got '{parsed.WhichOneof('message')}'")
-    grant = parsed.grant
+    grant: pb.Grant = parse(pb.LearnerMessage, message, "grant", MAX_MESSAGE_BYTES)
     if grant.split >= len(SPLITS) or len(grant.indices) % _INDEX.itemsize:
         raise WireError(
             f"grant {grant.sequence} names split {grant.split} and {len(grant.indices)} bytes of "

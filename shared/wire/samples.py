@@ -2,12 +2,14 @@
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
 
 from murmur.shared.process.errors import SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES
-from murmur.shared.wire.spec import MAX_ARRAYS, ArraySpec, check_name
+from murmur.shared.wire.spec import MAX_ARRAYS, ArraySpec, check_name, from_proto
 
 SPLITS = ("train", "valid")
 IMAGE, MASK = "image", "mask"  # names with a fixed meaning
@@ -114,8 +116,7 @@ class SampleSpec:
     @property
     def sample_bytes(self) -> int:
         """Return the bytes of all arrays of one sample."""
-        item_bytes = {"uint8": 1, "float16": 2, "int32": 4, "float32": 4}
-        return sum(item_bytes[a.dtype] * math.prod(a.shape) for a in self.arrays)
+        return sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in self.arrays)
 
     def size(self, split: str) -> int:
         """Return the number of samples of a split."""
@@ -146,19 +147,9 @@ def sample_difference(ours: SampleSpec, theirs: SampleSpec) -> str | None:
 
 
 def samples_to_proto(spec: SampleSpec) -> pb.SampleSpec:
-    """Encode a SampleSpec as a protobuf message."""
-    return pb.SampleSpec(
-        name=spec.name,
-        arrays=[
-            pb.ArraySpec(name=a.name, dtype=a.dtype, shape=a.shape, per_agent=a.per_agent)
-            for a in spec.arrays
-        ],
-        sizes=spec.sizes,
-        digest=spec.digest,
-        classes=spec.classes,
-        ignore_index=spec.ignore_index,
-        flip_pairs=[index for pair in spec.flip_pairs for index in pair],
-    )
+    """Encode a SampleSpec as a protobuf message, which has the dataclass's fields."""
+    pairs = [index for pair in spec.flip_pairs for index in pair]
+    return pb.SampleSpec(**{**asdict(spec), "flip_pairs": pairs})
 
 
 def samples_from_proto(message: pb.SampleSpec) -> SampleSpec:
@@ -174,14 +165,4 @@ def samples_from_proto(message: pb.SampleSpec) -> SampleSpec:
             "each pair"
         )
     pairs = iter(message.flip_pairs)
-    return SampleSpec(
-        name=message.name,
-        arrays=tuple(
-            ArraySpec(a.name, a.dtype, tuple(a.shape), a.per_agent) for a in message.arrays
-        ),
-        sizes=(message.sizes[0], message.sizes[1]),
-        digest=message.digest,
-        classes=tuple(message.classes),
-        ignore_index=message.ignore_index,
-        flip_pairs=tuple(zip(pairs, pairs, strict=True)),
-    )
+    return from_proto(SampleSpec, message, flip_pairs=tuple(zip(pairs, pairs, strict=True)))

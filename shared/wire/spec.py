@@ -3,10 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 
 from murmur.shared.config.section import known_names
 from murmur.shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
@@ -14,6 +16,7 @@ from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.derived_maps import Channel, DerivedMap, check_derived
 
+Spec = TypeVar("Spec")
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
 
 # Far above what any environment has: a spec that is wrong or meant to harm is refused before memory
@@ -216,11 +219,8 @@ class EnvSpec:
             raise SpecError(f"environment '{self.name}' has {self.num_agents} agents; need >= 1")
         if isinstance(self.action, Composite):
             _check_composite(self, self.action)
-            actions = self.action.num_alternatives + self.action.size
-        elif isinstance(self.action, Discrete):
-            actions = self.action.num_actions
-        else:
-            actions = self.action.size
+        actions = sum(action_factors(self.action))
+        actions += 0 if isinstance(self.action, Discrete) else self.action.size
         for what, count, limit in (
             ("agents", self.num_agents, MAX_AGENTS),
             ("observations", len(self.observations), MAX_ARRAYS),
@@ -305,13 +305,8 @@ class EnvSpec:
             SpecError: if it cannot be computed from the observations.
         """
         check_name("derived map", derived.name)
-
-        def find(name: str) -> tuple[tuple[int, ...], str, bool] | None:
-            found = self.observation(name)
-            return None if found is None else (found.shape, found.dtype, found.per_agent)
-
-        found = check_derived(derived, find, self.num_agents)
-        return ArraySpec(derived.name, "float32", found.shape, found.per_agent)
+        shape, per_agent = check_derived(derived, self.observation, self.num_agents)
+        return ArraySpec(derived.name, "float32", shape, per_agent)
 
 
 def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
@@ -320,33 +315,27 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
     Raises:
         SpecError: for a wrong layout, naming it and the required one.
     """
-    layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
-        AGENT_MASK: (True, ("uint8",), ()),
-        TURN_MASK: (True, ("uint8",), ()),
-        AGENT_CELL: (True, ("int32",), (2,)),
-    }
-    factors = action_factors(spec.action)
-    if factors:
-        layouts[ACTION_MASK] = (True, ("uint8",), (sum(factors),))
-    dtype, size = action_layout(spec.action)
-    layouts[EXPERT_ACTION] = (True, (dtype.name,), size)
-    if observation.name == ACTION_MASK and observation.name not in layouts:
+    o, factors = observation, action_factors(spec.action)
+    if o.name == ACTION_MASK and not factors:
         raise SpecError(
-            f"environment '{spec.name}' declares '{observation.name}', but its actions are "
-            "continuous; leave it out"
+            f"environment '{spec.name}' declares '{o.name}', but its actions are continuous; "
+            "leave it out"
         )
-    if observation.name not in layouts:
-        return
-    per_agent, dtypes, shape = layouts[observation.name]
-    o = observation
-    fits = o.per_agent == per_agent and o.dtype in dtypes and shape == o.shape
-    if not fits:
-        whose = {True: "of each agent", False: "of all agents together"}
+    dtype, size = action_layout(spec.action)
+    layouts: dict[str, tuple[str, tuple[int, ...]]] = {
+        AGENT_MASK: ("uint8", ()),
+        TURN_MASK: ("uint8", ()),
+        AGENT_CELL: ("int32", (2,)),
+        ACTION_MASK: ("uint8", (sum(factors),)),
+        EXPERT_ACTION: (dtype.name, size),
+    }
+    wanted = layouts.get(o.name)
+    if wanted is not None and (not o.per_agent or (o.dtype, o.shape) != wanted):
+        whose = "of each agent" if o.per_agent else "of all agents together"
         raise SpecError(
-            f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} "
-            f"{whose[o.per_agent]}; the name is reserved for {dtypes[0]} {shape} "
-            f"{whose[per_agent]}: declare it so "
-            f"(per_agent={per_agent}) or rename it"
+            f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} {whose}; the "
+            f"name is reserved for {wanted[0]} {wanted[1]} of each agent: declare it so "
+            "(per_agent=True) or rename it"
         )
 
 
@@ -559,57 +548,12 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
 
 
 def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
-    """Encode an EnvSpec as a protobuf message."""
-    a = spec.action
-    if isinstance(a, Discrete):
-        action = pb.ActionSpec(discrete=pb.Discrete(num_actions=a.num_actions))
-    elif isinstance(a, Continuous):
-        action = pb.ActionSpec(continuous=pb.Continuous(size=a.size, low=a.low, high=a.high))
-    else:
-        idle = [flag for flags in a.idle for flag in flags]
-        composite = pb.Composite(factors=a.factors, low=a.low, high=a.high, idle=idle)
-        action = pb.ActionSpec(composite=composite)
-    return pb.EnvSpec(
-        name=spec.name,
-        num_agents=spec.num_agents,
-        observations=[
-            pb.ArraySpec(name=o.name, dtype=o.dtype, shape=o.shape, per_agent=o.per_agent)
-            for o in spec.observations
-        ],
-        action=action,
-        metrics=spec.metrics,
-        max_episode_steps=spec.max_episode_steps,
-        derived=[
-            pb.DerivedMap(
-                name=d.name,
-                channels=[
-                    pb.Channel(kind=c.kind, source=c.source, index=c.index, values=c.values)
-                    for c in d.channels
-                ],
-            )
-            for d in spec.derived
-        ],
-        symmetries=[
-            pb.Symmetry(
-                name=s.name,
-                arrays=[
-                    pb.ArrayChange(
-                        name=c.name,
-                        flip=c.flip,
-                        turns=c.turns,
-                        order=c.order,
-                        signs=c.signs,
-                        offsets=c.offsets,
-                    )
-                    for c in s.arrays
-                ],
-                action=s.action,
-                action_signs=s.action_signs,
-            )
-            for s in spec.symmetries
-        ],
-        agents=spec.agents,
-    )
+    """Encode an EnvSpec as a protobuf message; the messages have the fields of the dataclasses."""
+    action = asdict(spec.action)
+    if isinstance(spec.action, Composite):
+        action["idle"] = [flag for flags in spec.action.idle for flag in flags]
+    kind = type(spec.action).__name__.lower()
+    return pb.EnvSpec(**{**asdict(spec), "action": {kind: action}})
 
 
 def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
@@ -619,51 +563,39 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
         SpecError: if the message names no action or an impossible spec.
     """
     kind = message.action.WhichOneof("kind")
-    action: ActionSpec
-    if kind == "discrete":
-        action = Discrete(message.action.discrete.num_actions)
-    elif kind == "continuous":
-        c = message.action.continuous
-        action = Continuous(c.size, c.low, c.high)
-    elif kind == "composite":
-        action = _composite(message.action.composite)
-    else:
+    if kind is None:
         raise SpecError(f"environment {message.name[:40]!r} names no action spec")
-    return EnvSpec(
-        name=message.name,
-        num_agents=message.num_agents,
-        observations=tuple(
-            ArraySpec(o.name, o.dtype, tuple(o.shape), o.per_agent) for o in message.observations
-        ),
-        action=action,
-        metrics=tuple(message.metrics),
-        max_episode_steps=message.max_episode_steps,
-        derived=tuple(
-            DerivedMap(
-                d.name,
-                tuple(Channel(c.kind, c.source, c.index, tuple(c.values)) for c in d.channels),  # type: ignore[arg-type]  # checked by EnvSpec
-            )
-            for d in message.derived
-        ),
-        symmetries=tuple(map(_symmetry, message.symmetries)),
-        agents=tuple(message.agents),
+    action: ActionSpec = _plain(getattr(message.action, kind))
+    if isinstance(action, Composite):
+        size, flags = action.size, message.action.composite.idle
+        rows = range(0, len(flags), max(1, size))
+        action = replace(action, idle=tuple(tuple(flags[row : row + size]) for row in rows))
+    return from_proto(EnvSpec, message, action=action)
+
+
+def from_proto(kind: type[Spec], message: Message, **given: object) -> Spec:
+    """Build a dataclass from the message that has its fields.
+
+    Args:
+        kind: dataclass.
+        message: message with the fields' values.
+        given: fields that the message has in another form.
+    """
+    names = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    return kind(**{name: _plain(getattr(message, name)) for name in names}, **given)
+
+
+_PARTS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(ArraySpec, Discrete, Continuous, Composite),
+        *(DerivedMap, Channel, Symmetry, ArrayChange),
     )
+}
 
 
-def _composite(message: pb.Composite) -> Composite:
-    size, flags = len(message.low), tuple(message.idle)
-    rows = range(0, len(flags), max(1, size))
-    idle = tuple(flags[row : row + size] for row in rows)
-    return Composite(tuple(message.factors), tuple(message.low), tuple(message.high), idle)
-
-
-def _symmetry(message: pb.Symmetry) -> Symmetry:
-    return Symmetry(
-        message.name,
-        tuple(
-            ArrayChange(c.name, c.flip, c.turns, tuple(c.order), tuple(c.signs), tuple(c.offsets))
-            for c in message.arrays
-        ),
-        tuple(message.action),
-        tuple(message.action_signs),
-    )
+def _plain(value: Any) -> Any:  # noqa: ANN401 - of protobuf
+    """Return a field's value as dataclasses hold it, with tuples and dataclasses inside."""
+    if isinstance(value, Message):
+        return from_proto(_PARTS[value.DESCRIPTOR.name], value)
+    return value if isinstance(value, str | int | float) else tuple(map(_plain, value))

@@ -63,6 +63,10 @@ class LoopCell(Loop):
             states.append(state)
         return torch.stack(states)
 
+    @staticmethod
+    def together(units: list[tuple[nn.Module, Tensor, Tensor]], keep: Tensor) -> list[Tensor]:
+        return [unit(x, state, keep) for unit, x, state in units]
+
     def read(self, states: Tensor) -> Tensor:
         return states
 

@@ -11,10 +11,10 @@ import torch
 from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.device.device import select_device
 from murmur.learner_service.ranks.group import ALONE
+from murmur.learner_service.tuning import resolve
 from murmur.learner_service.tuning.probe import (
     Probe,
     _median_seconds,
-    supervised_update_seconds,
     update_seconds,
 )
 from murmur.learner_service.tuning.resolve import fastest, with_precision
@@ -48,15 +48,18 @@ def test_16_bits_must_be_faster_by_5_percent(bf16: float, chosen: str) -> None:
     assert fastest({"fp32": 1.0, "bf16": bf16}) == chosen
 
 
-def test_the_fastest_precision_is_measured_once_for_each_run(tmp_path: Path) -> None:
+def test_the_fastest_precision_is_measured_once_for_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = experiment(learner={"device": "cuda"}, algorithm={"data_passes": 3, "batch_size": 0})
     measure = Timed(fp32=1.0, bf16=0.5)
+    monkeypatch.setattr(resolve, "update_seconds", measure)
     with pretend_cuda():
-        first = with_precision(config, ALONE, SPEC, tmp_path, GPU, measure)
-        again = with_precision(config, ALONE, SPEC, tmp_path, GPU, measure)
+        first = with_precision(config, ALONE, SPEC, tmp_path, GPU)
+        again = with_precision(config, ALONE, SPEC, tmp_path, GPU)
         assert [c.learner.precision for c in measure.asked] == ["fp32", "bf16"]
         larger = experiment(learner={"device": "cuda"}, network={"hidden": [16]})
-        with_precision(larger, ALONE, SPEC, tmp_path, GPU, measure)
+        with_precision(larger, ALONE, SPEC, tmp_path, GPU)
     assert first.learner.precision == again.learner.precision == "bf16"
     assert first.algorithm == config.algorithm
     assert len(measure.asked) == 4
@@ -83,10 +86,11 @@ def test_a_probe_learns_from_augmented_batches() -> None:
     ],
 )
 def test_nothing_is_measured_on_a_cpu_in_sync_or_if_it_is_set(
-    tmp_path: Path, device: torch.device, learner: dict[str, str]
+    tmp_path: Path, device: torch.device, learner: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, measure = experiment(learner=learner), Timed()
-    assert with_precision(config, ALONE, SPEC, tmp_path, device, measure) is config
+    monkeypatch.setattr(resolve, "update_seconds", measure)
+    assert with_precision(config, ALONE, SPEC, tmp_path, device) is config
     assert not measure.asked
 
 
@@ -127,7 +131,7 @@ def test_a_run_times_updates_with_their_gradients(tmp_path: Path) -> None:
     config = experiment(learner={"device": "cuda"})
     with pretend_cuda():
         device = torch.device("cuda", 0)
-        chosen = with_precision(config, ALONE, SPEC, tmp_path, device, update_seconds)
+        chosen = with_precision(config, ALONE, SPEC, tmp_path, device)
     assert chosen.learner.precision in ("fp32", "bf16")
 
 
@@ -145,7 +149,7 @@ def test_the_choice_is_timed_on_samples(tmp_path: Path) -> None:
     with pretend_cuda() as cuda:
         device = torch.device("cuda", 0)
         spec = ToySource().spec
-        chosen = with_precision(config, ALONE, spec, tmp_path, device, supervised_update_seconds)
+        chosen = with_precision(config, ALONE, spec, tmp_path, device)
     assert chosen.learner.precision in ("fp32", "bf16")
     assert json.loads((tmp_path / "precision.json").read_text())["found_for"]["augment"]
     assert not [fault for fault in cuda.report.faults if fault.kind is not Kind.SYNC]
