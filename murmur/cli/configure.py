@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import PREPARE, app
-from murmur.cli.completion import complete_config, complete_environment, complete_source
-from murmur.cli.options import Set
+from murmur.cli.options import Set, complete_config, complete_environment, complete_source
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import write_json

@@ -1,5 +1,6 @@
 """Commands about many runs: sweep, compare, runs."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,8 +9,17 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import RESULTS, TRAIN, app, typed_command
-from murmur.cli.completion import complete_config, complete_run
-from murmur.cli.options import Device, Minutes, Sbatch, Set, Steps, Updates, with_short
+from murmur.cli.options import (
+    SHORT,
+    Device,
+    Minutes,
+    Sbatch,
+    Set,
+    Steps,
+    Updates,
+    complete_config,
+    complete_run,
+)
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import size_text, write_json, write_output
 from murmur.text import counted, print_plain, print_table
@@ -142,6 +152,7 @@ def sweep(
 
       murmur sweep spread --seeds 10 --slurm --sbatch=--time=4:00:00 --sbatch=--cpus-per-task=4
     """
+    from murmur.runs.settings import with_options
     from murmur.sweeps.run import open_sweep, run_sweep, write_array
 
     if sbatch and not slurm:
@@ -152,7 +163,7 @@ def sweep(
         "run.max_updates": updates,
         "learner.device": device,
     }
-    changes = _changes(seeds, vary, with_short(set_, short))
+    changes = _changes(seeds, vary, with_options(set_ or [], short, SHORT))
     opened = open_sweep(targets or [], changes, folder, resume=resume)
     if slurm:
         print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
@@ -161,7 +172,9 @@ def sweep(
         raise SystemExit(1)
 
 
-def _changes(seeds: str | None, vary: list[str] | None, set_: list[str] | None) -> dict[str, Any]:
+def _changes(
+    seeds: str | None, vary: list[str] | None, set_: list[str] | Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the keys of a sweep that the options set.
 
     Raises:
@@ -178,7 +191,7 @@ def _changes(seeds: str | None, vary: list[str] | None, set_: list[str] | None) 
         changes["seeds"] = [int(p) for p in parts] if len(parts) > 1 else int(seeds)
     if vary:
         changes["vary"] = varied(vary)
-    items = {dotted(path, source): value for path, value, source in changes_of(set_ or [])}
+    items = {dotted(path, source): value for path, value, source in changes_of(set_)}
     return {**changes, "set": items} if items else changes
 
 

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import TRAIN, app, typed_command
-from murmur.cli.completion import complete_config
 from murmur.cli.options import (
+    SHORT,
     Config,
     Device,
     Episodes,
@@ -21,7 +21,7 @@ from murmur.cli.options import (
     Set,
     Steps,
     Updates,
-    with_short,
+    complete_config,
 )
 from murmur.live_page import PORT
 from murmur.text import print_plain
@@ -169,7 +169,7 @@ def train(
       murmur train spread --from runs/one --set environment.num_agents=5
     """
     from murmur.runs.child import join_supervisor
-    from murmur.runs.settings import setting
+    from murmur.runs.settings import with_options
     from murmur.runs.training import prepare
     from murmur.runs.training import train as train_here
 
@@ -182,12 +182,15 @@ def train(
         "run.max_episodes": episodes,
         "learner.device": device,
         "env_server.num_workers": workers,
+        "run.start_from": from_ and str(from_.resolve()),
     }
-    overrides = with_short(set_, given)
-    if from_ is not None:
-        overrides.append(setting("run.start_from", str(from_.resolve())))
     prepared = prepare(
-        config, overrides, run=run, resume=resume, learners=learners, command=typed_command()
+        config,
+        with_options(set_ or [], given, SHORT),
+        run=run,
+        resume=resume,
+        learners=learners,
+        command=typed_command(),
     )
     console = Console()
     if not page:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from murmur.cli.record import record
+from murmur.cli.results import record
 from murmur.learner_service.checkpoint import CheckpointFolder, files
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.system.conftest import Training
