@@ -197,13 +197,15 @@ def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
     """Return a result as JSON values, with mean curves over all episodes and their 95 % half-width.
 
     An episode that has ended counts with its final value, so that the mean does not jump when
-    episodes end.
+    episodes end. A mean of no episode, and a half-width of fewer than two, is None.
     """
     record: dict[str, Any] = json.loads(result.to_json())
-    curves = {name: carried_forward(c) for name, c in result.curves.items()}
-    record["title"] = title
-    record["mean_curves"] = {name: _means(c) for name, c in curves.items()}
-    record["curves_ci95"] = {name: _half_width(c) for name, c in curves.items()}
+    record |= {"title": title, "mean_curves": {}, "curves_ci95": {}}
+    for name, values in result.curves.items():
+        curves = np.ma.masked_invalid(carried_forward(values))  # what is masked becomes None
+        half_width = 1.96 * curves.std(axis=0, ddof=1) / np.sqrt(curves.count(axis=0))
+        record["mean_curves"][name] = curves.mean(axis=0).tolist()
+        record["curves_ci95"][name] = half_width.tolist()
     return record
 
 
@@ -212,22 +214,6 @@ def carried_forward(curves: NDArray[np.float64]) -> NDArray[np.float64]:
     steps = np.arange(curves.shape[1])
     last = np.where(np.isnan(curves), 0, steps).max(axis=1)  # [E]
     return np.take_along_axis(curves, np.minimum(steps, last[:, None]), axis=1)
-
-
-def _means(curves: NDArray[np.float64]) -> list[float | None]:
-    """Return the mean of each column; None if no episode has a value."""
-    values = [column[~np.isnan(column)] for column in curves.T]
-    return [float(v.mean()) if len(v) else None for v in values]
-
-
-def _half_width(curves: NDArray[np.float64]) -> list[float | None]:
-    """Return 1.96 standard errors of each column's mean; None if fewer than two episodes last."""
-    out: list[float | None] = []
-    for column in curves.T:
-        values = column[~np.isnan(column)]
-        n = len(values)
-        out.append(float(1.96 * values.std(ddof=1) / np.sqrt(n)) if n > 1 else None)
-    return out
 
 
 class Recorder:
