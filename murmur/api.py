@@ -17,10 +17,10 @@ from murmur.runs.settings import environment_factory, with_options, with_plugin_
 from murmur.runs.training import Source, prepare
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.extras import advising
-from murmur.shared.config.files import Overrides, changes_of, code_of, config_names, dotted, load
+from murmur.shared.config.files import Overrides, code_of, config_names, load
 from murmur.shared.config.plugin_folders import refused_code
 from murmur.shared.config.plugins import plugin_names
-from murmur.shared.config.text import plain_data, plain_value
+from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.files import write_output
 from murmur.text import print_plain
@@ -191,11 +191,8 @@ def sweep(
     from murmur.sweeps.run import open_sweep, run_sweep
 
     given = {"seeds": seeds, "vary": vary}
-    changes = {key: plain_value(value, key) for key, value in given.items() if value is not None}
-    if same := {dotted(path, source): value for path, value, source in changes_of(overrides)}:
-        changes["set"] = same
     path = None if folder is None else Path(folder)
-    found = open_sweep(_paths(configs), changes, path, resume=resume)
+    found = open_sweep(_paths(configs), given, overrides, path, resume=resume)
     console = Console() if progress else Console(quiet=True, force_terminal=False)
     try:
         failed = run_sweep(found, console=console, parallel=parallel)

@@ -1,9 +1,8 @@
 """Commands about many runs: sweep, compare, runs."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -154,6 +153,7 @@ def sweep(
     """
     from murmur.runs.settings import with_options
     from murmur.sweeps.run import open_sweep, run_sweep, write_array
+    from murmur.sweeps.spec import varied
 
     if sbatch and not slurm:
         raise ConfigError("--sbatch is for --slurm: add it, or leave both out")
@@ -163,8 +163,9 @@ def sweep(
         "run.max_updates": updates,
         "learner.device": device,
     }
-    changes = _changes(seeds, vary, with_options(set_ or [], short, SHORT))
-    opened = open_sweep(targets or [], changes, folder, resume=resume)
+    given = {"seeds": _seeds(seeds), "vary": varied(vary) if vary else None}
+    overrides = with_options(set_ or [], short, SHORT)
+    opened = open_sweep(targets or [], given, overrides, folder, resume=resume)
     if slurm:
         print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
         return
@@ -172,27 +173,18 @@ def sweep(
         raise SystemExit(1)
 
 
-def _changes(
-    seeds: str | None, vary: list[str] | None, set_: list[str] | Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the keys of a sweep that the options set.
+def _seeds(text: str | None) -> int | list[int] | None:
+    """Parse --seeds: a number of them, or numbers with commas.
 
     Raises:
-        ConfigError: for an option that cannot be read.
+        ConfigError: for another text.
     """
-    from murmur.shared.config.files import changes_of, dotted
-    from murmur.sweeps.spec import varied
-
-    changes = dict[str, Any]()
-    if seeds is not None:
-        parts = seeds.split(",")
-        if not all(part.strip().isdecimal() for part in parts) or seeds.strip() == "0":
-            raise ConfigError(f"--seeds {seeds!r}: write a number from 1, or numbers with commas")
-        changes["seeds"] = [int(p) for p in parts] if len(parts) > 1 else int(seeds)
-    if vary:
-        changes["vary"] = varied(vary)
-    items = {dotted(path, source): value for path, value, source in changes_of(set_)}
-    return {**changes, "set": items} if items else changes
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts) or text.strip() == "0":
+        raise ConfigError(f"--seeds {text!r}: write a number from 1, or numbers with commas")
+    return [int(part) for part in parts] if len(parts) > 1 else int(text)
 
 
 @app.command(rich_help_panel=RESULTS)

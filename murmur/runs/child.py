@@ -192,15 +192,15 @@ class Child:
         Returns:
             error of the process by its log or exit code; "" if it ended in order.
         """
-        process, self.process = self.process, None
-        if process is None:
+        if self.process is None:
             return ""
         try:
-            code = process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process = process
             self.kill()
-            self.process = None
+            code = None
+        self.process = None
+        if code is None:
             return f"{self.name} did not end within {timeout_s:.0f} s and was killed"
         message = "" if code == 0 else last_error(self.log, self._log_start)
         how = f"{exit_message(code, self._memory_kills)}; see {self.log}" if code else ""

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from murmur.env_service.adapters.frames import with_frames
 from murmur.env_service.environment import VectorEnvironment, baselines, make_environment
+from murmur.env_service.pictures import Snapshot
 from murmur.env_service.sessions.evaluate import OnRow, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.env_service.sessions.record_transitions import TransitionRecorder
@@ -220,12 +221,12 @@ class Recorder:
     """Recorder of the values that pictures of an episode need; pass its `take` as on_row.
 
     Attributes:
-        rows: (state to draw, metrics) of every row; empty if the environment cannot be drawn.
+        snapshots: every row; empty if the environment cannot be drawn.
     """
 
     def __init__(self) -> None:
         """Start with an empty record."""
-        self.rows: list[tuple[dict[str, Any], dict[str, float]]] = []
+        self.snapshots: list[Snapshot] = []
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
         """Note a row of copy 0."""
@@ -234,6 +235,6 @@ class Recorder:
         except NotImplementedError:
             return
         if timestep.step_type[0] == StepType.FIRST:
-            self.rows.clear()  # an evaluation that broke is played again from its start
+            self.snapshots.clear()  # an evaluation that broke is played again from its start
         metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
-        self.rows.append((state, metrics))
+        self.snapshots.append(Snapshot(state, metrics))

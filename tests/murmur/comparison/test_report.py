@@ -478,7 +478,7 @@ def played(name: str, rows: int) -> list[Snapshot]:
     for _ in range(rows - 1):
         row = environment.step(policy.act(row), np.zeros(1, np.bool_), seeds)
         recorder.take(environment, row)
-    return [Snapshot(state, metrics) for state, metrics in recorder.rows]
+    return recorder.snapshots
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
