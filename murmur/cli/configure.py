@@ -91,14 +91,12 @@ def config(
         if name is not None or explain_ or set_:
             raise ConfigError("--schema is that of all configurations: give it alone")
         print(json.dumps(json_schema(), indent=1))
-        return
-    if name is not None and not explain_:
-        print(to_yaml(resolved_data(load(name, set_ or []))), end="")
-        return
-    if name is not None:
+    elif name is None:
+        _show_names(list_everything(), console)
+    elif explain_:
         _show_explained(explain(load(name, set_ or [])), console)
-        return
-    _show_names(list_everything(), console)
+    else:
+        print(to_yaml(resolved_data(load(name, set_ or []))), end="")
 
 
 @app.command("list", rich_help_panel=PREPARE)
@@ -134,8 +132,8 @@ def list_(
         found = {wanted: found[wanted]}
     if json_file is not None:
         write_json(json_file, found)
-        return
-    _show_names(found, Console())
+    else:
+        _show_names(found, Console())
 
 
 def _show_names(found: Mapping[str, Mapping[str, str]], console: Console) -> None:

@@ -346,27 +346,24 @@ def report(
     """
     from murmur.comparison.report import write_report
 
-    console = Console()
+    say = partial(print_plain, Console())
     run = trained(target)
     file = out or run.path / "report.html"
     if run.config().supervised:
         from murmur.comparison.segmentation_report import write_segmentation_report
 
-        write_segmentation_report(
-            run, file, checkpoint=checkpoint, say=partial(print_plain, console)
+        write_segmentation_report(run, file, checkpoint=checkpoint, say=say)
+    else:
+        write_report(
+            run,
+            file,
+            checkpoint=checkpoint,
+            episodes=episodes,
+            first_seed=first_seed,
+            fresh=fresh,
+            say=say,
         )
-        print_plain(console, f"written: {file}")
-        return
-    write_report(
-        run,
-        file,
-        checkpoint=checkpoint,
-        episodes=episodes,
-        first_seed=first_seed,
-        fresh=fresh,
-        say=partial(print_plain, console),
-    )
-    print_plain(console, f"written: {file}")
+    say(f"written: {file}")
 
 
 @app.command(rich_help_panel=RESULTS)
