@@ -18,35 +18,6 @@ from murmur.shared.process.process import logger
 from murmur.shared.wire.notices import PREFIX
 from murmur.text import plain
 
-ExtraHost = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A name or address under which clients connect to the learner, beside "
-        "localhost, learner and this machine's name. Repeatable."
-    ),
-]
-Renew = Annotated[
-    bool,
-    typer.Option(
-        "--renew",
-        help="New certificates from the authority that is there, with the names of the old "
-        "ones, and new tokens; the newest old tokens stay valid.",
-    ),
-]
-ServerCommand = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Starts the server, after --; then its exit codes and its stop are examined too."
-    ),
-]
-Credentials = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="A learner's credentials, to examine with TLS and tokens.",
-    ),
-]
-
 
 @app.command(rich_help_panel=PREPARE)
 def config(
@@ -214,9 +185,22 @@ def new(
 @app.command(rich_help_panel=PREPARE)
 def certs(
     folder: Annotated[Path, typer.Argument(help="Where to write; one folder for each role in it.")],
-    host: ExtraHost = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name or address under which clients connect to the learner, beside "
+            "localhost, learner and this machine's name. Repeatable."
+        ),
+    ] = None,
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
-    renew: Renew = False,
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew",
+            help="New certificates from the authority that is there, with the names of the old "
+            "ones, and new tokens; the newest old tokens stay valid.",
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace everything: earlier credentials are refused."),
@@ -356,8 +340,19 @@ def conformance(
         str,
         typer.Argument(metavar="HOST:PORT", help="Where to listen."),
     ],
-    command: ServerCommand = None,
-    security: Credentials = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Starts the server, after --; then its exit codes and its stop are examined too."
+        ),
+    ] = None,
+    security: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A learner's credentials, to examine with TLS and tokens.",
+        ),
+    ] = None,
     patience: Annotated[
         float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
     ] = 60.0,

@@ -15,72 +15,6 @@ from murmur.live_page import PORT
 from murmur.shared.process.errors import ConfigError
 from murmur.text import plain, print_plain, reserve_stdout
 
-Metrics = Annotated[
-    str | None,
-    typer.Option(
-        help="Watch a live learner instead: its metrics address, http://host:9101; of several "
-        "that share a run, and of its environment servers, with commas between them."
-    ),
-]
-Probe = Annotated[
-    bool,
-    typer.Option(
-        "--probe/--no-probe",
-        help="The long look: wait for several updates, up to 5 minutes, and time updates with "
-        "other settings if learning is the bottleneck.",
-    ),
-]
-Smoke = Annotated[
-    bool, typer.Option("--smoke", help="Seconds: only show that it runs; figures say nothing.")
-]
-Dirty = Annotated[
-    bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
-]
-Gpus = Annotated[int, typer.Option(min=0, help="GPUs, a learner each; 0: learners on processors.")]
-Cores = Annotated[int, typer.Option(min=1, help="Processors of all machines together.")]
-Learners = Annotated[int, typer.Option(min=0, help="Learners; 0: one for each GPU, or one.")]
-Workers = Annotated[
-    int, typer.Option(min=0, help="Worker processes; 0: as many as the cores leave.")
-]
-CostsOfRun = Annotated[
-    Path | None,
-    typer.Option(
-        help="Take the costs of this run; without it, train here for a moment and measure.",
-        autocompletion=complete_run,
-    ),
-]
-Network = Annotated[
-    str,
-    typer.Option(
-        help="Between learners: nvlink, pcie, infiniband, ethernet-100, ethernet-25, "
-        "ethernet-10, loopback; default: nvlink with GPUs, else loopback."
-    ),
-]
-LinkGbit = Annotated[
-    float,
-    typer.Option(min=0, help="From environment servers to a learner, Gbit/s; 0: no limit."),
-]
-ScaleBatch = Annotated[
-    bool,
-    typer.Option(
-        "--scale-batch", help="N learners learn from batches N times as large; else the same."
-    ),
-]
-Seconds = Annotated[
-    float, typer.Option(min=1, help="Duration of each of the two measurements without --run.")
-]
-Costs = Annotated[
-    Path | None, typer.Option(help="Costs that --save-costs wrote; nothing is measured.")
-]
-SaveCosts = Annotated[
-    Path | None, typer.Option(help="Write the costs here, for further forecasts.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 
 @app.command(rich_help_panel=SPEED)
 def check(
@@ -128,7 +62,13 @@ def check(
 @app.command(rich_help_panel=SPEED)
 def doctor(
     run: Target = None,
-    metrics: Metrics = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="Watch a live learner instead: its metrics address, http://host:9101; of several "
+            "that share a run, and of its environment servers, with commas between them."
+        ),
+    ] = None,
     prometheus: Annotated[
         str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
     ] = None,
@@ -136,7 +76,14 @@ def doctor(
         float | None,
         typer.Option(min=1, help="Seconds to look at; default: several updates, up to 30."),
     ] = None,
-    probe: Probe = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe/--no-probe",
+            help="The long look: wait for several updates, up to 5 minutes, and time updates with "
+            "other settings if learning is the bottleneck.",
+        ),
+    ] = False,
     target: Annotated[
         float,
         typer.Option(
@@ -243,13 +190,20 @@ def bench(
         str | None, typer.Argument(help="One benchmark; without it, list them.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, rougher.")] = False,
-    smoke: Smoke = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Seconds: only show that it runs; figures say nothing.")
+    ] = False,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the result under benchmarks/results/.")
     ] = False,
-    dirty: Dirty = False,
+    dirty: Annotated[
+        bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
-    dry_run: DryRun = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
+    ] = False,
     chosen: Annotated[
         str, typer.Option("--topics", help="gpu: only these topics, by commas, in this order.")
     ] = "",
@@ -294,18 +248,50 @@ def bench(
 def plan(
     config: Config,
     set_: Set = None,
-    gpus: Gpus = 0,
-    cores: Cores = 16,
-    learners: Learners = 0,
-    workers: Workers = 0,
-    run: CostsOfRun = None,
-    network: Network = "",
-    link_gbit: LinkGbit = 0.0,
-    scale_batch: ScaleBatch = False,
-    seconds: Seconds = 6.0,
-    costs: Costs = None,
-    save_costs: SaveCosts = None,
-    json_: Json = False,
+    gpus: Annotated[
+        int, typer.Option(min=0, help="GPUs, a learner each; 0: learners on processors.")
+    ] = 0,
+    cores: Annotated[int, typer.Option(min=1, help="Processors of all machines together.")] = 16,
+    learners: Annotated[
+        int, typer.Option(min=0, help="Learners; 0: one for each GPU, or one.")
+    ] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Worker processes; 0: as many as the cores leave.")
+    ] = 0,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Take the costs of this run; without it, train here for a moment and measure.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Between learners: nvlink, pcie, infiniband, ethernet-100, ethernet-25, "
+            "ethernet-10, loopback; default: nvlink with GPUs, else loopback."
+        ),
+    ] = "",
+    link_gbit: Annotated[
+        float,
+        typer.Option(min=0, help="From environment servers to a learner, Gbit/s; 0: no limit."),
+    ] = 0.0,
+    scale_batch: Annotated[
+        bool,
+        typer.Option(
+            "--scale-batch", help="N learners learn from batches N times as large; else the same."
+        ),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Duration of each of the two measurements without --run.")
+    ] = 6.0,
+    costs: Annotated[
+        Path | None, typer.Option(help="Costs that --save-costs wrote; nothing is measured.")
+    ] = None,
+    save_costs: Annotated[
+        Path | None, typer.Option(help="Write the costs here, for further forecasts.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Forecast a run's rate, utilization and cost on other machines, by simulation.
 

@@ -28,37 +28,34 @@ if TYPE_CHECKING:
 
 _RECORDED = 100  # episodes
 
-Episodes = Annotated[int, typer.Option(min=1, help="Episodes to run.")]
 ServingLearner = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT", help="A learner that serves already (murmur learner --serve)."
     ),
 ]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
-]
-PictureFolder = Annotated[
-    Path | None, typer.Option(help="A run with a source: write masks of this folder's pictures.")
-]
-MaskFolder = Annotated[
-    Path | None, typer.Option(help="--folder: where to; default: masks-FOLDER in the run.")
-]
 
 
 @app.command(rich_help_panel=RESULTS)
 def evaluate(
     target: Target = None,
-    episodes: Episodes = 50,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to run.")] = 50,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     learner: ServingLearner = None,
     config: EnvironmentConfig = None,
     set_: Set = None,
-    json_file: JsonFile = None,
-    folder: PictureFolder = None,
-    out: MaskFolder = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="A run with a source: write masks of this folder's pictures."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="--folder: where to; default: masks-FOLDER in the run.")
+    ] = None,
 ) -> None:
     """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
 
