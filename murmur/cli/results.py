@@ -191,13 +191,7 @@ def record(
 
       murmur record --minari mujoco/hopper/expert-v0 --config hopper --out datasets/hopper
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from murmur.env_service.sessions.evaluate import run_baseline, run_policy
     from murmur.env_service.sessions.record_transitions import TransitionRecorder
@@ -236,13 +230,8 @@ def record(
         source["first_seed"] = first_seed
     folder = out or Path("datasets") / f"{title.replace('/', '-')}-{first_seed}"
     writer = DatasetWriter(folder, source, plain_data(settings.for_evaluation().environment))
-    bar = Progress(
-        TextColumn("recording"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress("recording", *columns, console=console)
     with writer, bar:
         task = bar.add_task("", total=episodes)
         recorder = TransitionRecorder(writer, lambda done: bar.update(task, completed=done))

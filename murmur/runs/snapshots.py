@@ -236,19 +236,11 @@ def from_metrics(
         if time.monotonic() - told >= SAY_EVERY_S:
             told, made = time.monotonic(), round(second[0].updates - first[0].updates)
             say(f"{made} of {UPDATES} updates in {seconds:.0f} s; {most_s:.0f} s at most")
-    return _by_rank(list(zip(first, second, strict=True)), urls)
-
-
-def _by_rank(looks: Sequence[Look], where: str) -> list[Look]:
-    """Sort looks at the learners of one run by rank.
-
-    Raises:
-        ConfigError: if two of them are the same, or have no rank.
-    """
+    looks = list(zip(first, second, strict=True))
     ranks = [after.rank for _, after in looks]
     if len(set(ranks)) < len(ranks):
         raise ConfigError(
-            f"{where} are {len(ranks)} learners of ranks {sorted(ranks)}: give those of one run, "
+            f"{urls} are {len(ranks)} learners of ranks {sorted(ranks)}: give those of one run, "
             "each once"
         )
     return sorted(looks, key=lambda look: look[1].rank)

@@ -151,15 +151,16 @@ def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:
     """Print the table of all runs, those that failed, and what to do next."""
     console.print()
     print_table(console, end_table(sweep, metric))
-    for line in failures(sweep):
-        print_plain(console, line, "red")
+    failed = [run for run in sweep.runs if run.state == "failed"]
+    for run in failed:
+        more = " …" if len(run.message) > _SHOWN else ""
+        print_plain(console, f"{run.name} failed: {run.message[:_SHOWN]}{more}", "red")
     path = shlex.quote(str(sweep.path))
-    failed = sum(run.state == "failed" for run in sweep.runs)
     if failed:
         again = f"murmur sweep --resume {path}"
         print_plain(console, f"\nto repeat the runs that failed:  {again}")
     print_plain(console, f"\nnext:  murmur compare {path}")
-    return failed
+    return len(failed)
 
 
 class SweepView(LiveView):
@@ -227,12 +228,3 @@ def _rank(run: SweepRun, metric: Metric) -> tuple[str, bool, float]:
     """Return a key that sorts the runs of one configuration by their last score."""
     value = run.last if run.last is not None else 0.0
     return run.config, run.last is None, value if metric.less_is_better else -value
-
-
-def failures(sweep: SweepFolder) -> list[str]:
-    """Return a line for each failed run, with its message."""
-    return [
-        f"{run.name} failed: {run.message[:_SHOWN]}{' …' if len(run.message) > _SHOWN else ''}"
-        for run in sweep.runs
-        if run.state == "failed"
-    ]
