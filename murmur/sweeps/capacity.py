@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -166,7 +166,9 @@ def find_gpus() -> list[Gpu]:
     try:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         count = pynvml.nvmlDeviceGetCount()
-        names = [*range(count)] if shown is None else map(str.strip, shown.split(","))
+        names: Iterable[int | str] = range(count)
+        if shown is not None:
+            names = map(str.strip, shown.split(","))
         found = [_gpu(name) for name in names if name not in ("", "-1")]
     except pynvml.NVMLError:
         return []

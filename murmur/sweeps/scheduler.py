@@ -139,8 +139,9 @@ class Scheduler:
         items = [part for item in shares(config, self._capacity) for part in ("--set", item)]
         command = murmur_command("train", *to_do, "--no-page", "--run", str(folder.path), *items)
         gpu = self._free_gpu(config)
-        child = Child(run.name, lambda _: command, self._sweep.log_file(run))
-        child.variables = {"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {}
+        variables = {"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {}
+        log = self._sweep.log_file(run)
+        child = Child(run.name, lambda _: command, log, variables=variables)
         child.start()
         run.state, run.message = "running", ""
         return Active(run, config, child, ProgressTail(folder.progress_file), gpu)
