@@ -198,10 +198,9 @@ class Child:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            code = None
-        self.process = None
-        if code is None:
+            self.process = None
             return f"{self.name} did not end within {timeout_s:.0f} s and was killed"
+        self.process = None
         message = "" if code == 0 else last_error(self.log, self._log_start)
         how = f"{exit_message(code, self._memory_kills)}; see {self.log}" if code else ""
         return message or how
