@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
 import murmur
+from benchmarks._commands import named_cases, save_run
 from benchmarks._trainings import SYNC_LEARNER
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import (
@@ -35,7 +36,7 @@ from murmur.env_service.environment import (
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.export.policy import load_policy
 from murmur.learner_service.learning.base import Policy
-from murmur.results import named_cases, run_command, save_run
+from murmur.results import run_command
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import Array, StepType, TimeStep

@@ -21,12 +21,13 @@ import psutil
 import torch
 from torch import Tensor
 
+from benchmarks._commands import named_cases, save_run
 from murmur.benchmarks._threads import one_thread
 from murmur.benchmarks.effort import Effort
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.results import named_cases, run_command, save_run
+from murmur.results import run_command
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ActionSpec, ArraySpec, Composite, Discrete, EnvSpec

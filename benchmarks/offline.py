@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import murmur
+from benchmarks._commands import named_cases, save_run
 from benchmarks._trainings import SYNC_LEARNER
 from benchmarks.actions import environment_of
 from benchmarks.combination_lock import CELLS, Lock
@@ -26,7 +27,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import VectorEnvironment
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.env_service.sessions.record_transitions import TransitionRecorder
-from murmur.results import named_cases, run_command, save_run
+from murmur.results import run_command
 from murmur.shared.config import Section
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate

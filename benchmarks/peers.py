@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks._commands import named_cases
 from benchmarks.acceptance.scores import (
     bootstrap_interval,
     interquartile_mean,
@@ -24,7 +25,7 @@ from benchmarks.acceptance.scores import (
 )
 from benchmarks.acceptance.task import load_task
 from murmur.doctor.machine import RESULTS
-from murmur.results import named_cases, run_command
+from murmur.results import run_command
 
 _M = 1_000_000
 _ON_POLICY, _OFF_POLICY = 20 * _M, 2 * _M  # EPyMARL's steps; a tenth or an eighth in matrix games

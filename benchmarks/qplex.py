@@ -18,6 +18,7 @@ import psutil
 import torch
 
 import murmur
+from benchmarks._commands import named_cases, save_run
 from benchmarks._trainings import SYNC_LEARNER
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.envs.matrix import Config as MatrixConfig
@@ -27,7 +28,7 @@ from murmur.learner_service.checkpoint.contents import saved_spec
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
-from murmur.results import named_cases, run_command, save_run
+from murmur.results import run_command
 from murmur.shared.config import PluginConfig
 
 DESCRIPTION = "QPLEX beside QMIX on its published game (optimum 8)"

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks._commands import named_cases
 from benchmarks.acceptance.scores import (
     Floats,
     bootstrap_interval,
@@ -30,7 +31,7 @@ from benchmarks.acceptance.scores import (
     with_interval,
 )
 from murmur.doctor.machine import RESULTS
-from murmur.results import named_cases, run_command
+from murmur.results import run_command
 
 
 class Quoted(NamedTuple):

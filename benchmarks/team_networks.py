@@ -28,6 +28,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
+from benchmarks._commands import named_cases, save_run
 from benchmarks.actions import Greedy, play
 from murmur.benchmarks._threads import one_thread
 from murmur.benchmarks.effort import Effort
@@ -42,7 +43,7 @@ from murmur.learner_service.checkpoint.resize import with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.results import named_cases, run_command, save_run
+from murmur.results import run_command
 from murmur.shared.config import PluginConfig, Section
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.wire.dataset import OBSERVATION

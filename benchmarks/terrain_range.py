@@ -32,6 +32,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks._commands import save_run
 from benchmarks.acceptance.scores import bootstrap_interval
 from benchmarks.terrain_bound import truth
 from murmur.benchmarks.effort import Effort
@@ -51,7 +52,7 @@ from murmur.env_service.envs.terrain.planning import (
     position,
     weigher,
 )
-from murmur.results import run_command, save_run
+from murmur.results import run_command
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import TimeStep
 

@@ -13,14 +13,14 @@ from rich.console import Console
 
 from murmur.env_service.environment import VectorEnvironment, make_environment
 from murmur.runs.run import Callback, Run
-from murmur.runs.settings import environment_factory, setting, with_plugin_defaults
+from murmur.runs.settings import environment_factory, with_options, with_plugin_defaults
 from murmur.runs.training import Source, prepare
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.extras import advising
-from murmur.shared.config.files import Overrides, changes_of, code_of, config_names, dotted, load
+from murmur.shared.config.files import Overrides, code_of, config_names, load
 from murmur.shared.config.plugin_folders import refused_code
 from murmur.shared.config.plugins import plugin_names
-from murmur.shared.config.text import plain_data, plain_value
+from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.files import write_output
 from murmur.text import print_plain
@@ -77,7 +77,9 @@ def train(
     if learners is not None and learners < 1:
         raise ConfigError(f"learners={learners}: give 1 or more")
     origin = None if start_from is None else str(Path(start_from).resolve())
-    overrides = _with(_with(overrides, "seed", seed), "start_from", origin)
+    options = {"run.seed": seed, "run.start_from": origin}
+    names = {"run.seed": "seed", "run.start_from": "start_from"}
+    overrides = with_options(overrides, options, names)
     given, environ = _given(config)
     prepared = prepare(
         given,
@@ -189,11 +191,8 @@ def sweep(
     from murmur.sweeps.run import open_sweep, run_sweep
 
     given = {"seeds": seeds, "vary": vary}
-    changes = {key: plain_value(value, key) for key, value in given.items() if value is not None}
-    if same := {dotted(path, source): value for path, value, source in changes_of(overrides)}:
-        changes["set"] = same
     path = None if folder is None else Path(folder)
-    found = open_sweep(_paths(configs), changes, path, resume=resume)
+    found = open_sweep(_paths(configs), given, overrides, path, resume=resume)
     console = Console() if progress else Console(quiet=True, force_terminal=False)
     try:
         failed = run_sweep(found, console=console, parallel=parallel)
@@ -287,26 +286,6 @@ def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] 
     if config is None or isinstance(config, Mapping):
         return config, None
     return fspath(config), None
-
-
-def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrides:
-    """Add an option of the section run to overrides, a list or mapping.
-
-    Raises:
-        ConfigError: if they set it as well.
-    """
-    if isinstance(overrides, str):
-        overrides = [overrides]
-    elif not isinstance(overrides, Mapping):
-        overrides = list(overrides)
-    if value is None:
-        return overrides
-    value = plain_value(value, f"{option}={value}")  # numpy counts seeds in numbers of its own
-    if any(path == ["run", option] for path, _, _ in changes_of(overrides)):
-        raise ConfigError(f"{option}={value} and an override of run.{option}: give one of them")
-    if isinstance(overrides, Mapping):
-        return {**overrides, f"run.{option}": value}
-    return [*overrides, setting(f"run.{option}", value)]
 
 
 def _call(config: Configuration | None, overrides: Overrides, *, resume: bool) -> str:

@@ -1,12 +1,11 @@
 """Results of benchmarks: their origin, and their files, tables and pages."""
 
-import argparse
 import io
 import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,30 +54,6 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def named_cases(document: str | None, cases: Collection[str] = ()) -> list[str]:
-    """Parse the arguments of a benchmark's own command: names of cases, if it has any.
-
-    Args:
-        document: text of its module, which `--help` prints.
-        cases: names that may be given.
-
-    Returns:
-        the given names; none: all cases are meant.
-    """
-    parser = argparse.ArgumentParser(
-        description=document, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    if cases:
-        known = ", ".join(cases)
-        parser.add_argument(
-            "cases", nargs="*", metavar="CASE", help=f"only these, without saving: {known}"
-        )
-    found: list[str] = getattr(parser.parse_args(), "cases", [])
-    if unknown := [name for name in found if name not in cases]:  # argparse's choices refuse none
-        parser.error(f"unknown: {', '.join(unknown)}; known: {known}")
-    return found
 
 
 def provenance(module: str = "") -> dict[str, Any]:
@@ -138,21 +113,6 @@ def save_result(
     file.write_text(json.dumps(data, indent=1) + "\n")
     file.with_suffix(".md").write_text(_readable(data))
     return file
-
-
-def save_run(topic: str, run: Callable[[], Mapping[str, Any]]) -> None:
-    """Run a benchmark as `python -m benchmarks.<topic>` does: measure, write, print the file.
-
-    Args:
-        topic: name of the benchmark and of its module.
-        run: function that measures.
-
-    Raises:
-        ConfigError: if the source differs from its commit.
-    """
-    require_clean_source(dirty=False)
-    origin = provenance(f"benchmarks.{topic}")
-    print(save_result(topic, run(), origin))
 
 
 def result_tables(
@@ -231,16 +191,6 @@ def _readable(data: Mapping[str, Any]) -> str:
     console = Console(file=io.StringIO(), width=PAGE_WIDTH, record=True)
     for table in result_tables(data["result"]):
         console.print(table, "")
-    lines = [line.rstrip() for line in console.export_text().splitlines()]
-    return "\n".join(
-        [
-            f"# {data['benchmark']}",
-            "",
-            f"`{data['command']}`, {origin_text(data)}.",
-            "",
-            "```text",
-            *lines,
-            "```",
-            "",
-        ]
-    )
+    shown = "\n".join(line.rstrip() for line in console.export_text().splitlines())
+    origin = f"`{data['command']}`, {origin_text(data)}."
+    return f"# {data['benchmark']}\n\n{origin}\n\n```text\n{shown}\n```\n"

@@ -7,10 +7,10 @@ as shell variables, and what is the same in every script.
 import math
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from murmur.runs.child import murmur_command
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.settings import TASK, has_torch, with_plugin_defaults
 from murmur.shared.config.files import load
@@ -59,7 +59,17 @@ def job_script(
             "run.offline=true: there are no environment servers to place; call `murmur train` in a "
             "script of one node"
         )
-    _check(config, run, gpus, gpus_per_node, ranks, sbatch)
+    if gpus and ranks > 1:
+        raise ConfigError(
+            f"--ranks {ranks} with --gpus {gpus}: the learner has one rank for each GPU; --ranks "
+            "is for --gpus 0"
+        )
+    if gpus > gpus_per_node and gpus % gpus_per_node:
+        raise ConfigError(
+            f"--gpus {gpus} is no multiple of --gpus-per-node {gpus_per_node}: every learner node "
+            "needs the same number"
+        )
+    _check(sbatch, str(run), config)
     ranks = gpus or ranks
     per_node = min(gpus_per_node, gpus) if gpus else ranks
     nodes = ranks // per_node
@@ -111,11 +121,8 @@ def job_script(
         ]
     file = Path(config)
     values = {
-        "name": re.sub(r"[^\w.+@=-]", "-", f"murmur-{settings.run.name}", flags=re.ASCII),
-        "log": shlex.quote(str(run / "logs" / "job-").replace("%", "%%") + "%j.log"),
-        "folder": shlex.quote(str(Path.cwd())),
+        "log": _log(run, "%j"),
         "components": "\n".join(components),
-        "murmur": shlex.join([sys.executable, "-P", "-m", "murmur"]),
         "config": shlex.quote(str(file.resolve()) if file.is_file() else config),
         "options": shlex.join(part for item in overrides for part in ("--set", item)),
         "run": shlex.quote(str(run)),
@@ -126,7 +133,7 @@ def job_script(
         "learner_step": shlex.join(learner),
         "server_step": shlex.join(server),
     }
-    return _filled(_TEMPLATE, values)
+    return _filled(_TEMPLATE, settings.run.name, values)
 
 
 def _request(nodes: int, tasks: int, cpus: int, *options: str) -> list[str]:
@@ -135,33 +142,11 @@ def _request(nodes: int, tasks: int, cpus: int, *options: str) -> list[str]:
     return [f"#SBATCH {option}" for option in (*sizes, *options)]
 
 
-def _check(
-    config: str, run: Path, gpus: int, gpus_per_node: int, ranks: int, sbatch: Sequence[str]
-) -> None:
-    """Refuse options that sbatch or the script could not use.
+def _check(sbatch: Sequence[str], *paths: str) -> None:
+    """Refuse what is no option of sbatch, and paths that a script cannot hold.
 
     Raises:
-        ConfigError: naming the option and the fix.
-    """
-    if gpus and ranks > 1:
-        raise ConfigError(
-            f"--ranks {ranks} with --gpus {gpus}: the learner has one rank for each GPU; --ranks "
-            "is for --gpus 0"
-        )
-    if gpus > gpus_per_node and gpus % gpus_per_node:
-        raise ConfigError(
-            f"--gpus {gpus} is no multiple of --gpus-per-node {gpus_per_node}: every learner node "
-            "needs the same number"
-        )
-    _check_sbatch(sbatch)
-    _check_paths(str(run), config)
-
-
-def _check_sbatch(sbatch: Sequence[str]) -> None:
-    """Refuse what is no option of sbatch.
-
-    Raises:
-        ConfigError: naming it and the fix.
+        ConfigError: naming them and the fix.
     """
     for item in sbatch:
         if not item.startswith("-") or not item.isprintable():
@@ -169,14 +154,6 @@ def _check_sbatch(sbatch: Sequence[str]) -> None:
                 f"--sbatch {item!r}: an option of sbatch begins with '-', as in "
                 "--sbatch=--constraint=a100"
             )
-
-
-def _check_paths(*paths: str) -> None:
-    """Refuse paths that a script cannot hold.
-
-    Raises:
-        ConfigError: naming them.
-    """
     if not all(path.isprintable() for path in paths):
         raise ConfigError(f"{', '.join(paths)}: control characters cannot be in a path")
 
@@ -196,25 +173,31 @@ def array_script(
     Raises:
         ConfigError: for an option that sbatch could not use.
     """
-    _check_sbatch(sbatch)
-    _check_paths(str(sweep), *runs)
+    _check(sbatch, str(sweep), *runs)
     gres = [f"--gres=gpu:{gpus}"] if gpus else []
-    logs = shlex.quote(str(sweep / "logs" / "job-").replace("%", "%%") + "%A-%a.log")
     values = {
-        "name": re.sub(r"[^\w.+@=-]", "-", f"murmur-{sweep.name}", flags=re.ASCII),
         "array": f"0-{len(runs) - 1}" + f"%{parallel}" * bool(parallel),
-        "log": logs,
-        "folder": shlex.quote(str(Path.cwd())),
+        "log": _log(sweep, "%A-%a"),
         "request": "\n".join(_request(1, 1, _CPUS_OF_A_RUN, *gres, *sbatch)),
-        "murmur": shlex.join([sys.executable, "-P", "-m", "murmur"]),
         "sweep": shlex.quote(str(sweep)),
         "runs": shlex.join(runs),
     }
-    return _filled(_ARRAY, values)
+    return _filled(_ARRAY, sweep.name, values)
 
 
-def _filled(template: Path, values: Mapping[str, object]) -> str:
-    """Return a script with its gaps, {{so}}, filled."""
+def _log(folder: Path, job: str) -> str:
+    """Return the log of a job, by sbatch's pattern of its number, in a folder of logs."""
+    return shlex.quote(str(folder / "logs" / "job-").replace("%", "%%") + f"{job}.log")
+
+
+def _filled(template: Path, name: str, values: Mapping[str, object]) -> str:
+    """Return a script with its gaps, {{so}}, filled; `name` is that of the run or sweep."""
+    values = {
+        "name": re.sub(r"[^\w.+@=-]", "-", f"murmur-{name}", flags=re.ASCII),
+        "folder": shlex.quote(str(Path.cwd())),
+        "murmur": shlex.join(murmur_command()),
+        **values,
+    }
     return re.sub(r"\{\{(\w+)\}\}", lambda gap: str(values[gap[1]]), template.read_text())
 
 

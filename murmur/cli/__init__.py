@@ -5,7 +5,7 @@ Commands import what they need when they run. A machine with only the environmen
 """
 
 # The order of these imports is the order of the commands in `murmur --help`.
-from murmur.cli import run, many, evaluate, record, results, diagnose, plan, configure  # noqa: F401, I001
+from murmur.cli import run, many, results, diagnose, configure  # noqa: F401, I001
 from murmur.cli.app import app, main
 
 __all__ = ["app", "main"]

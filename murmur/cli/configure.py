@@ -10,43 +10,13 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import PREPARE, app
-from murmur.cli.completion import complete_config, complete_environment, complete_source
-from murmur.cli.options import Set
+from murmur.cli.options import Set, complete_config, complete_environment, complete_source
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import write_json
 from murmur.shared.process.process import logger
 from murmur.shared.wire.notices import PREFIX
 from murmur.text import plain
-
-ExtraHost = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A name or address under which clients connect to the learner, beside "
-        "localhost, learner and this machine's name. Repeatable."
-    ),
-]
-Renew = Annotated[
-    bool,
-    typer.Option(
-        "--renew",
-        help="New certificates from the authority that is there, with the names of the old "
-        "ones, and new tokens; the newest old tokens stay valid.",
-    ),
-]
-ServerCommand = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Starts the server, after --; then its exit codes and its stop are examined too."
-    ),
-]
-Credentials = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="A learner's credentials, to examine with TLS and tokens.",
-    ),
-]
 
 
 @app.command(rich_help_panel=PREPARE)
@@ -92,14 +62,12 @@ def config(
         if name is not None or explain_ or set_:
             raise ConfigError("--schema is that of all configurations: give it alone")
         print(json.dumps(json_schema(), indent=1))
-        return
-    if name is not None and not explain_:
-        print(to_yaml(resolved_data(load(name, set_ or []))), end="")
-        return
-    if name is not None:
+    elif name is None:
+        _show_names(list_everything(), console)
+    elif explain_:
         _show_explained(explain(load(name, set_ or [])), console)
-        return
-    _show_names(list_everything(), console)
+    else:
+        print(to_yaml(resolved_data(load(name, set_ or []))), end="")
 
 
 @app.command("list", rich_help_panel=PREPARE)
@@ -135,8 +103,8 @@ def list_(
         found = {wanted: found[wanted]}
     if json_file is not None:
         write_json(json_file, found)
-        return
-    _show_names(found, Console())
+    else:
+        _show_names(found, Console())
 
 
 def _show_names(found: Mapping[str, Mapping[str, str]], console: Console) -> None:
@@ -217,9 +185,22 @@ def new(
 @app.command(rich_help_panel=PREPARE)
 def certs(
     folder: Annotated[Path, typer.Argument(help="Where to write; one folder for each role in it.")],
-    host: ExtraHost = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name or address under which clients connect to the learner, beside "
+            "localhost, learner and this machine's name. Repeatable."
+        ),
+    ] = None,
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
-    renew: Renew = False,
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew",
+            help="New certificates from the authority that is there, with the names of the old "
+            "ones, and new tokens; the newest old tokens stay valid.",
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace everything: earlier credentials are refused."),
@@ -359,8 +340,19 @@ def conformance(
         str,
         typer.Argument(metavar="HOST:PORT", help="Where to listen."),
     ],
-    command: ServerCommand = None,
-    security: Credentials = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Starts the server, after --; then its exit codes and its stop are examined too."
+        ),
+    ] = None,
+    security: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A learner's credentials, to examine with TLS and tokens.",
+        ),
+    ] = None,
     patience: Annotated[
         float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
     ] = 60.0,

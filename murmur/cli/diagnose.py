@@ -1,44 +1,19 @@
-"""Commands that examine a machine or a run: check, doctor, profile, bench."""
+"""Commands that examine a machine or a run: check, doctor, watch, profile, bench, plan."""
 
+import json
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from murmur.cli.app import RESULTS, SPEED, app
-from murmur.cli.options import Target
-from murmur.cli.target import begun
+from murmur.cli.options import Config, Set, Target, begun, complete_run
 from murmur.live_page import PORT
 from murmur.shared.process.errors import ConfigError
 from murmur.text import plain, print_plain, reserve_stdout
-
-Metrics = Annotated[
-    str | None,
-    typer.Option(
-        help="Watch a live learner instead: its metrics address, http://host:9101; of several "
-        "that share a run, and of its environment servers, with commas between them."
-    ),
-]
-Probe = Annotated[
-    bool,
-    typer.Option(
-        "--probe/--no-probe",
-        help="The long look: wait for several updates, up to 5 minutes, and time updates with "
-        "other settings if learning is the bottleneck.",
-    ),
-]
-Smoke = Annotated[
-    bool, typer.Option("--smoke", help="Seconds: only show that it runs; figures say nothing.")
-]
-Dirty = Annotated[
-    bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
-]
 
 
 @app.command(rich_help_panel=SPEED)
@@ -87,7 +62,13 @@ def check(
 @app.command(rich_help_panel=SPEED)
 def doctor(
     run: Target = None,
-    metrics: Metrics = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help="Watch a live learner instead: its metrics address, http://host:9101; of several "
+            "that share a run, and of its environment servers, with commas between them."
+        ),
+    ] = None,
     prometheus: Annotated[
         str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
     ] = None,
@@ -95,7 +76,14 @@ def doctor(
         float | None,
         typer.Option(min=1, help="Seconds to look at; default: several updates, up to 30."),
     ] = None,
-    probe: Probe = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe/--no-probe",
+            help="The long look: wait for several updates, up to 5 minutes, and time updates with "
+            "other settings if learning is the bottleneck.",
+        ),
+    ] = False,
     target: Annotated[
         float,
         typer.Option(
@@ -202,13 +190,20 @@ def bench(
         str | None, typer.Argument(help="One benchmark; without it, list them.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, rougher.")] = False,
-    smoke: Smoke = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Seconds: only show that it runs; figures say nothing.")
+    ] = False,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the result under benchmarks/results/.")
     ] = False,
-    dirty: Dirty = False,
+    dirty: Annotated[
+        bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
-    dry_run: DryRun = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
+    ] = False,
     chosen: Annotated[
         str, typer.Option("--topics", help="gpu: only these topics, by commas, in this order.")
     ] = "",
@@ -247,3 +242,99 @@ def bench(
             keep(topic)
         except ConfigError as error:  # it needs what this machine does not have
             console.print(plain(f"{topic} is left out: {error}"))
+
+
+@app.command(rich_help_panel=SPEED)
+def plan(
+    config: Config,
+    set_: Set = None,
+    gpus: Annotated[
+        int, typer.Option(min=0, help="GPUs, a learner each; 0: learners on processors.")
+    ] = 0,
+    cores: Annotated[int, typer.Option(min=1, help="Processors of all machines together.")] = 16,
+    learners: Annotated[
+        int, typer.Option(min=0, help="Learners; 0: one for each GPU, or one.")
+    ] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Worker processes; 0: as many as the cores leave.")
+    ] = 0,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Take the costs of this run; without it, train here for a moment and measure.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Between learners: nvlink, pcie, infiniband, ethernet-100, ethernet-25, "
+            "ethernet-10, loopback; default: nvlink with GPUs, else loopback."
+        ),
+    ] = "",
+    link_gbit: Annotated[
+        float,
+        typer.Option(min=0, help="From environment servers to a learner, Gbit/s; 0: no limit."),
+    ] = 0.0,
+    scale_batch: Annotated[
+        bool,
+        typer.Option(
+            "--scale-batch", help="N learners learn from batches N times as large; else the same."
+        ),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Duration of each of the two measurements without --run.")
+    ] = 6.0,
+    costs: Annotated[
+        Path | None, typer.Option(help="Costs that --save-costs wrote; nothing is measured.")
+    ] = None,
+    save_costs: Annotated[
+        Path | None, typer.Option(help="Write the costs here, for further forecasts.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Forecast a run's rate, utilization and cost on other machines, by simulation.
+
+    A model, not a measurement: what GPUs and networks take is stated unless the run was on them.
+
+    [bold]Examples[/]
+
+      murmur plan spread --gpus 8 --cores 512
+
+      murmur plan formation --cores 64 --run runs/formation-20260101-120000
+
+      murmur plan snakes-ddpg --gpus 8 --cores 256 --network ethernet-100 --scale-batch
+    """
+    from murmur.plan.costs import save
+    from murmur.plan.forecast import Size, as_dict, forecast, gains, sizes_up_to
+    from murmur.plan.setup import basis_of
+    from murmur.plan.show import show
+    from murmur.plan.stated import network as network_of
+    from murmur.runs.run_folder import RunFolder
+    from murmur.shared.config.files import load
+
+    stdout = reserve_stdout() if json_ else None  # the environment is played
+    aside = Console(stderr=True)
+    ranks, network = learners or max(1, gpus), network or ("nvlink" if gpus else "loopback")
+    basis, sources = basis_of(
+        load(config, list(set_ or [])),
+        RunFolder.open(run) if run is not None else None,
+        gpu=gpus > 0,
+        network=network,
+        costs_file=costs,
+        seconds=seconds,
+        link_gbit=link_gbit,
+        learners=ranks,
+        say=lambda line: aside.print(plain(f"{line} …")),
+    )
+    if save_costs is not None:
+        save(basis.costs, save_costs)
+    size = Size(ranks, cores, workers, ranks if scale_batch else 1)
+    seen = [forecast(basis, part) for part in sizes_up_to(size, scale_batch=scale_batch)]
+    better = gains(basis, seen[-1])
+    if json_:
+        forecasts = [as_dict(s) for s in seen]
+        rest = {"twice": better, "costs": vars(basis.costs), "sources": sources}
+        print(json.dumps({"forecasts": forecasts, **rest}, indent=2), file=stdout, flush=True)
+        return
+    show(seen, better, sources, Console(), network=network_of(network).what)

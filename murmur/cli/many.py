@@ -2,120 +2,63 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from murmur.cli.app import RESULTS, TRAIN, app, typed_command
-from murmur.cli.completion import complete_config, complete_run
-from murmur.cli.options import Device, Minutes, Sbatch, Set, Steps, Updates, with_short
+from murmur.cli.options import (
+    SHORT,
+    Device,
+    Minutes,
+    Sbatch,
+    Set,
+    Steps,
+    Updates,
+    complete_config,
+    complete_run,
+)
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import size_text, write_json, write_output
 from murmur.text import counted, print_plain, print_table
 
-Varied = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUES",
-        help="Values of one key, e.g. algorithm.name=mappo,coma. Repeatable: all combinations.",
-    ),
-]
-Configurations = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="A sweep's file, or configurations; with --resume a sweep's folder.",
-        autocompletion=complete_config,
-    ),
-]
-Parallel = Annotated[
-    int | None,
-    typer.Option(min=0, help="Runs at once; default: as many as the machine holds."),
-]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume", help="Continue the sweep in a folder, or else the newest one."),
-]
-Compared = Annotated[
-    list[str],
-    typer.Argument(
-        help="Folders of runs or of sweeps, folders that hold runs, or patterns in quotes.",
-        metavar="RUNS...",
-        autocompletion=complete_run,
-    ),
-]
-Judged = Annotated[
-    str | None,
-    typer.Option(
-        help="What runs are judged by, with - before it if less is better; default: their "
-        "evaluation.best_metric."
-    ),
-]
-Page = Annotated[
-    Path | None,
-    typer.Option(help="The page; default: compare.html, in the sweep's folder if one is given."),
-]
-State = Annotated[
-    Literal["running", "complete", "stopped", "begun", "unreadable"] | None,
-    typer.Option(
-        help="Only runs in this state; begun: without a checkpoint; unreadable: of a version "
-        "of murmur with other options."
-    ),
-]
-SortedBy = Annotated[
-    Literal["date", "name", "state", "algorithm", "environment", "steps", "score", "size"],
-    typer.Option(help="What the list is sorted by; of numbers and dates the largest first."),
-]
-AcrossTasks = Annotated[
-    bool,
-    typer.Option("--across-tasks", help="Runs may be of different tasks: one table for each."),
-]
-
-AnySteps = Annotated[
-    bool,
-    typer.Option("--any-steps", help="Runs may have used different numbers of steps."),
-]
-GroupedBy = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY", help="Group runs by this configuration key alone. Repeatable."),
-]
-Best = Annotated[
-    bool, typer.Option("--best", help="Take each run's best evaluation, not its last.")
-]
-AtSteps = Annotated[
-    int | None, typer.Option(min=1, help="Compare scores after this many environment steps.")
-]
-Listed = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Folders of runs or of sweeps, folders that hold them, or patterns; default: runs",
-        metavar="[RUNS]...",
-        autocompletion=complete_run,
-    ),
-]
-
-ListFile = Annotated[
-    Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
-]
-
 
 @app.command(rich_help_panel=TRAIN)
 def sweep(
-    targets: Configurations = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A sweep's file, or configurations; with --resume a sweep's folder.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds of each: 5 stands for 1 to 5; or 1,7,9.")
     ] = None,
-    vary: Varied = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Values of one key, e.g. algorithm.name=mappo,coma. Repeatable: all combinations.",
+        ),
+    ] = None,
     set_: Set = None,
     minutes: Minutes = None,
     steps: Steps = None,
     updates: Updates = None,
     device: Device = None,
-    parallel: Parallel = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=0, help="Runs at once; default: as many as the machine holds."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
     ] = None,
-    resume: Resume = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the sweep in a folder, or else the newest one."),
+    ] = False,
     slurm: Annotated[
         bool,
         typer.Option(
@@ -142,7 +85,9 @@ def sweep(
 
       murmur sweep spread --seeds 10 --slurm --sbatch=--time=4:00:00 --sbatch=--cpus-per-task=4
     """
+    from murmur.runs.settings import with_options
     from murmur.sweeps.run import open_sweep, run_sweep, write_array
+    from murmur.sweeps.spec import varied
 
     if sbatch and not slurm:
         raise ConfigError("--sbatch is for --slurm: add it, or leave both out")
@@ -152,8 +97,9 @@ def sweep(
         "run.max_updates": updates,
         "learner.device": device,
     }
-    changes = _changes(seeds, vary, with_short(set_, short))
-    opened = open_sweep(targets or [], changes, folder, resume=resume)
+    given = {"seeds": _seeds(seeds), "vary": varied(vary) if vary else None}
+    overrides = with_options(set_ or [], short, SHORT)
+    opened = open_sweep(targets or [], given, overrides, folder, resume=resume)
     if slurm:
         print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
         return
@@ -161,37 +107,61 @@ def sweep(
         raise SystemExit(1)
 
 
-def _changes(seeds: str | None, vary: list[str] | None, set_: list[str] | None) -> dict[str, Any]:
-    """Return the keys of a sweep that the options set.
+def _seeds(text: str | None) -> int | list[int] | None:
+    """Parse --seeds: a number of them, or numbers with commas.
 
     Raises:
-        ConfigError: for an option that cannot be read.
+        ConfigError: for another text.
     """
-    from murmur.shared.config.files import changes_of, dotted
-    from murmur.sweeps.spec import varied
-
-    changes = dict[str, Any]()
-    if seeds is not None:
-        parts = seeds.split(",")
-        if not all(part.strip().isdecimal() for part in parts) or seeds.strip() == "0":
-            raise ConfigError(f"--seeds {seeds!r}: write a number from 1, or numbers with commas")
-        changes["seeds"] = [int(p) for p in parts] if len(parts) > 1 else int(seeds)
-    if vary:
-        changes["vary"] = varied(vary)
-    items = {dotted(path, source): value for path, value, source in changes_of(set_ or [])}
-    return {**changes, "set": items} if items else changes
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts) or text.strip() == "0":
+        raise ConfigError(f"--seeds {text!r}: write a number from 1, or numbers with commas")
+    return [int(part) for part in parts] if len(parts) > 1 else int(text)
 
 
 @app.command(rich_help_panel=RESULTS)
 def compare(
-    targets: Compared,
-    metric: Judged = None,
-    by: GroupedBy = None,
-    best: Best = False,
-    at_steps: AtSteps = None,
-    any_steps: AnySteps = False,
-    across_tasks: AcrossTasks = False,
-    out: Page = None,
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of runs or of sweeps, folders that hold runs, or patterns in quotes.",
+            metavar="RUNS...",
+            autocompletion=complete_run,
+        ),
+    ],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What runs are judged by, with - before it if less is better; default: their "
+            "evaluation.best_metric."
+        ),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Group runs by this configuration key alone. Repeatable."),
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Take each run's best evaluation, not its last.")
+    ] = False,
+    at_steps: Annotated[
+        int | None, typer.Option(min=1, help="Compare scores after this many environment steps.")
+    ] = None,
+    any_steps: Annotated[
+        bool,
+        typer.Option("--any-steps", help="Runs may have used different numbers of steps."),
+    ] = False,
+    across_tasks: Annotated[
+        bool,
+        typer.Option("--across-tasks", help="Runs may be of different tasks: one table for each."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page; default: compare.html, in the sweep's folder if one is given."
+        ),
+    ] = None,
 ) -> None:
     """Compare groups of runs: interquartile means with intervals, on the screen and on one page.
 
@@ -233,10 +203,28 @@ def compare(
 
 @app.command(rich_help_panel=RESULTS)
 def runs(
-    targets: Listed = None,
-    sort: SortedBy = "date",
-    state: State = None,
-    json_file: ListFile = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Folders of runs or of sweeps, folders that hold them, or patterns; default: runs",
+            metavar="[RUNS]...",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    sort: Annotated[
+        Literal["date", "name", "state", "algorithm", "environment", "steps", "score", "size"],
+        typer.Option(help="What the list is sorted by; of numbers and dates the largest first."),
+    ] = "date",
+    state: Annotated[
+        Literal["running", "complete", "stopped", "begun", "unreadable"] | None,
+        typer.Option(
+            help="Only runs in this state; begun: without a checkpoint; unreadable: of a version "
+            "of murmur with other options."
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
+    ] = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete what is listed, after a question.")
     ] = False,

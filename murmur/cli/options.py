@@ -1,13 +1,62 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, their completion, and what they mean.
 
-from collections.abc import Mapping
+Typer calls the completions with what was typed so far. A name that cannot be listed is not offered.
+"""
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from murmur.cli.completion import complete_config, complete_run
 from murmur.shared.process.errors import ConfigError
+from murmur.text import print_plain
+
+if TYPE_CHECKING:
+    from murmur.runs.run_folder import RunFolder
+    from murmur.shared.config.experiment import ExperimentConfig
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Return configurations that come with murmur; if none fits, YAML files and folders here."""
+    from murmur.shared.config.files import config_names
+
+    files = Path(incomplete).parent.glob("*.y*ml")
+    names = _starting(incomplete, config_names())
+    return names or _starting(incomplete, [*map(str, files), *_folders(incomplete)])
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Return runs and sweeps under runs/, the newest first; if none fits, folders here."""
+    inside = [*Path("runs").glob("*/config.yaml"), *Path("runs").glob("*/sweep.yaml")]
+    found = sorted(inside, key=lambda p: p.stat().st_mtime)
+    names = _starting(incomplete, [str(path.parent) for path in reversed(found)])
+    return names or _starting(incomplete, _folders(incomplete))
+
+
+def complete_environment(incomplete: str) -> list[str]:
+    """Return names of environments."""
+    from murmur.shared.config.plugins import plugin_names
+
+    return _starting(incomplete, plugin_names("environment"))
+
+
+def complete_source(incomplete: str) -> list[str]:
+    """Return names of sources; if none fits, YAML files here."""
+    from murmur.shared.config.plugins import plugin_names
+
+    files = Path(incomplete).parent.glob("*.y*ml")
+    names = _starting(incomplete, plugin_names("source"))
+    return names or _starting(incomplete, [*map(str, files)])
+
+
+def _folders(incomplete: str) -> list[str]:
+    return [str(p) for p in Path(incomplete).parent.glob("*") if p.is_dir()]
+
+
+def _starting(incomplete: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
 
 Config = Annotated[
     str,
@@ -32,64 +81,27 @@ SHORT = {
     "run.max_episodes": "--episodes",
     "learner.device": "--device",
     "env_server.num_workers": "--workers",
+    "run.start_from": "--from",
 }
-Seed = Annotated[
-    int | None, typer.Option(min=0, help="The same as --set run.seed=.", rich_help_panel=_END)
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(min=0, help="End after this many minutes: run.max_minutes.", rich_help_panel=_END),
-]
+
+
+def _limit(text: str) -> Any:  # noqa: ANN401 - of typer
+    """Return an option that takes a number from 0, beside those that end a run."""
+    return typer.Option(min=0, help=text, rich_help_panel=_END)
+
+
+Seed = Annotated[int | None, _limit("The same as --set run.seed=.")]
+Minutes = Annotated[float | None, _limit("End after this many minutes: run.max_minutes.")]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        min=0,
-        help="End after this many environment steps, in which all agents act: run.max_env_steps.",
-        rich_help_panel=_END,
-    ),
+    _limit("End after this many environment steps, in which all agents act: run.max_env_steps."),
 ]
-Updates = Annotated[
-    int | None,
-    typer.Option(min=0, help="End after this many updates: run.max_updates.", rich_help_panel=_END),
-]
-Episodes = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="End after this many training episodes: run.max_episodes.",
-        rich_help_panel=_END,
-    ),
-]
+Updates = Annotated[int | None, _limit("End after this many updates: run.max_updates.")]
+Episodes = Annotated[int | None, _limit("End after this many training episodes: run.max_episodes.")]
 Device = Annotated[
     str | None,
     typer.Option(help="auto, cpu or cuda: learner.device.", rich_help_panel=_END),
 ]
-
-
-def with_short(set_: list[str] | None, given: Mapping[str, object]) -> list[str]:
-    """Return the items of --set and, after them, those of the short options.
-
-    Args:
-        set_: items of --set.
-        given: values of short options by key of the configuration; None: not given.
-
-    Raises:
-        ConfigError: if a key is given in both ways.
-    """
-    from murmur.runs.settings import setting
-    from murmur.shared.config.files import changes_of
-
-    items = list(set_ or [])
-    keys = {".".join(map(str, path)): value for path, value, _ in changes_of(items)}
-    for key, value in given.items():
-        if value is None:
-            continue
-        if key in keys:
-            raise ConfigError(
-                f"{SHORT[key]} {value} and --set {key}={keys[key]} are the same key: give one"
-            )
-        items.append(setting(key, value))
-    return items
 
 
 Sbatch = Annotated[
@@ -129,3 +141,58 @@ EnvironmentConfig = Annotated[
         autocompletion=complete_config,
     ),
 ]
+
+
+def trained(target: Path | None, config: str | None = None) -> "RunFolder":
+    """Return the run that is meant: the folder `target`, else the newest, of `config` if given."""
+    from murmur.runs.run_folder import RunFolder
+    from murmur.shared.config.files import load
+
+    _one_of(target, config)
+    if target:
+        return RunFolder.open(target)
+    if config is None:
+        return RunFolder.newest(Path("runs"))
+    return RunFolder.newest(Path("runs"), load(config).run.name)
+
+
+def begun(target: Path | None) -> "RunFolder":
+    """Return the run that is meant, also one without a checkpoint: `target`, or the newest."""
+    from murmur.runs.run_folder import RunFolder
+
+    return RunFolder.open(target) if target else RunFolder.newest(Path("runs"), begun=True)
+
+
+def chosen_environment(
+    target: Path | None, config: str | None, set_: list[str] | None, console: Console
+) -> "ExperimentConfig":
+    """Return the configuration with the environment to play, and print it.
+
+    It is that of the run `target`, or `config`, or else of the newest run.
+    """
+    from murmur.runs.run_folder import RunFolder
+    from murmur.shared.config.files import load
+
+    _one_of(target, config)
+    if config is not None:
+        settings, source = load(config, set_ or []), f"configuration {config}"
+    elif target is not None:
+        settings, source = RunFolder.open(target).config(set_ or []), f"run {target}"
+    else:
+        try:
+            run = RunFolder.newest(Path("runs"), begun=True)
+        except ConfigError:
+            raise ConfigError(
+                "which environment? There is no run under 'runs'; give --config NAME (see "
+                "`murmur config`) or a run's folder"
+            ) from None
+        settings = run.config(set_ or [])
+        source = f"{run.path}, the newest run (--config NAME plays another)"
+    name = settings.environment.options.get("factory", settings.environment.name)
+    print_plain(console, f"environment: {name}, of {source}")
+    return settings
+
+
+def _one_of(target: Path | None, config: str | None) -> None:
+    if target is not None and config is not None:
+        raise ConfigError(f"a run's folder ('{target}') and --config {config}: give one of them")

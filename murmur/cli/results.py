@@ -1,17 +1,257 @@
-"""Commands that show a trained policy and its results: render, report, export, track."""
+"""Commands that use a trained policy: evaluate, record, render, report, export, track."""
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from murmur.cli.app import RESULTS, app
-from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Set, Target
-from murmur.cli.target import begun, chosen_environment, trained
+from murmur.cli.options import (
+    BaselineName,
+    Checkpoint,
+    EnvironmentConfig,
+    FirstSeed,
+    Set,
+    Target,
+    begun,
+    chosen_environment,
+    trained,
+)
 from murmur.shared.process.errors import ConfigError, ResourceError
-from murmur.text import print_plain
+from murmur.shared.process.files import write_json
+from murmur.text import print_plain, print_table, reserve_stdout
+
+if TYPE_CHECKING:
+    from murmur.runs.run_folder import RunFolder
+
+_RECORDED = 100  # episodes
+
+ServingLearner = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="A learner that serves already (murmur learner --serve)."
+    ),
+]
+
+
+@app.command(rich_help_panel=RESULTS)
+def evaluate(
+    target: Target = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to run.")] = 50,
+    first_seed: FirstSeed = 1,
+    checkpoint: Checkpoint = "best",
+    baseline: BaselineName = None,
+    learner: ServingLearner = None,
+    config: EnvironmentConfig = None,
+    set_: Set = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="A run with a source: write masks of this folder's pictures."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="--folder: where to; default: masks-FOLDER in the run.")
+    ] = None,
+) -> None:
+    """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
+
+    Of a run with a source: measure its network on the validation split, or write the masks that it
+    predicts for a folder of pictures.
+
+    [bold]Examples[/]
+
+      murmur evaluate
+
+      murmur evaluate runs/terrain-demo-20260101-120000 --checkpoint latest --episodes 100
+
+      murmur evaluate runs/snakes-greedy --set evaluation.environment.opponent=random
+
+      murmur evaluate runs/faces-20260101-120000 --folder photos --out masks
+
+      murmur evaluate --baseline random
+
+      murmur evaluate --baseline random --config terrain-reference
+
+      murmur evaluate --learner gpu-host:50051 --config terrain-reference \
+        --set security.folder=certs/evaluator
+    """
+    stdout = reserve_stdout() if str(json_file) == "-" else None
+    console = Console(stderr=stdout is not None)
+    run = None if baseline or learner else trained(target, config)
+    if run is not None and run.config().supervised:
+        record = _evaluate_masks(run, checkpoint, folder, out, console)
+    elif folder or out:
+        raise ConfigError("--folder and --out are for runs with a source, which predict masks")
+    else:
+        from murmur.env_service.sessions.evaluate import run_baseline, run_policy
+        from murmur.runs.evaluation import (
+            caveat_of_best,
+            evaluate_run,
+            result_table,
+            run_title,
+            to_record,
+        )
+        from murmur.text import duration
+
+        note, say = "", partial(print_plain, console)
+        if run is not None:
+            file = run.checkpoint(checkpoint)
+            title = run_title(run, file, set_ or [])
+            result = evaluate_run(run, file, episodes, first_seed, say=say, overrides=set_ or [])
+            note = caveat_of_best(run, file.name, episodes, first_seed)
+        else:
+            settings = chosen_environment(target, config, set_, console)
+            if baseline:
+                title = f"baseline {baseline}"
+                result = run_baseline(settings, baseline, episodes, first_seed)
+            else:
+                assert learner is not None
+                patience = duration(settings.env_server.give_up_after_s)
+                say(f"waiting for the learner at {learner}, at most {patience} …")
+                title = f"policy of the learner at {learner}"
+                result = run_policy(settings, learner, episodes, first_seed)
+        print_table(console, result_table(title, result))
+        if note:
+            say(note)
+        record = to_record(title, result)
+    if json_file is not None and record is not None:
+        write_json(json_file, record, stdout)
+        if stdout is None:
+            print_plain(console, f"written: {json_file}")
+
+
+def _evaluate_masks(
+    run: "RunFolder", checkpoint: str, folder: Path | None, out: Path | None, console: Console
+) -> dict[str, Any] | None:
+    """Measure a segmentation network, or let it predict the masks of a folder.
+
+    Returns:
+        the result as JSON values; None if it predicted masks.
+    """
+    from murmur.comparison import segmentation
+
+    network, file = segmentation.load_trained(run, checkpoint)
+    if folder is not None:
+        to = out or run.path / f"masks-{folder.resolve().name}"
+        count = segmentation.segment_folder(network, folder, to, partial(print_plain, console))
+        print_plain(console, f"written: {count} masks of class indices to {to}")
+        return None
+    if out is not None:
+        raise ConfigError(f"--out {out} needs --folder: which pictures?")
+    measured = segmentation.measure(network, segmentation.open_source(network))
+    title = f"{run.path.name}, {file.name}"
+    print_table(console, segmentation.measured_table(title, measured))
+    if measured.broken:
+        print_plain(console, f"{measured.broken} broken samples are left out")
+    return measured.record(title)
+
+
+@app.command(rich_help_panel=RESULTS)
+def record(
+    target: Target = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The dataset's folder, a new one; default: datasets/POLICY-SEED."),
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes to record; default: 100, of --minari all."),
+    ] = None,
+    first_seed: FirstSeed = 1,
+    checkpoint: Checkpoint = "best",
+    baseline: BaselineName = None,
+    learner: ServingLearner = None,
+    minari: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATASET",
+            help="Convert a Minari dataset instead, by its id or folder, for the environment of "
+            "--config (extra minari).",
+        ),
+    ] = None,
+    config: EnvironmentConfig = None,
+    set_: Set = None,
+) -> None:
+    """Write the episodes of a trained policy or a scripted baseline as a dataset.
+
+    Replays begin with it (algorithm.replay.dataset), and its actions are cloned
+    (imitation.dataset).
+
+    [bold]Examples[/]
+
+      murmur record runs/spread-20260101-120000 --episodes 500 --out datasets/expert
+
+      murmur record --baseline greedy --config snakes-greedy
+
+      murmur record runs/spread-20260101-120000 --set evaluation.sample=true
+
+      murmur record --minari mujoco/hopper/expert-v0 --config hopper --out datasets/hopper
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from murmur.env_service.sessions.evaluate import run_baseline, run_policy
+    from murmur.env_service.sessions.record_transitions import TransitionRecorder
+    from murmur.runs.evaluation import evaluate_run, result_table
+    from murmur.shared.config.text import plain_data
+    from murmur.shared.wire.dataset import Dataset, DatasetWriter
+
+    console = Console()
+    say = partial(print_plain, console)
+    run = None if baseline or learner or minari else trained(target, config)
+    source: dict[str, str | int]
+    if run is not None and run.config().supervised:
+        raise ConfigError(f"run '{run.path}' learned from a source: it has no episodes to record")
+    if run is not None:
+        weights = run.checkpoint(checkpoint)
+        settings = run.config(set_ or [])
+        title, source = run.path.name, {"run": run.path.name, "checkpoint": weights.name}
+    else:
+        settings = chosen_environment(target, config, set_, console)
+        named = {"baseline": baseline, "learner": learner, "minari": minari}
+        source = {kind: name for kind, name in named.items() if name}
+        if len(source) > 1:
+            raise ConfigError(f"--{' and --'.join(source)}: give one of them")
+        title = baseline or minari or "learner"
+    played = settings
+    if minari:
+        from murmur.env_service.adapters.minari import POLICY, replaying
+
+        played, total = replaying(settings, minari)
+        baseline, first_seed = POLICY, 0
+        if (episodes or 0) > total:
+            say(f"--episodes {episodes}: {minari} has {total} episodes, all of which are taken")
+        episodes = min(episodes or total, total)
+    episodes = episodes or _RECORDED
+    if not minari:
+        source["first_seed"] = first_seed
+    folder = out or Path("datasets") / f"{title.replace('/', '-')}-{first_seed}"
+    writer = DatasetWriter(folder, source, plain_data(settings.for_evaluation().environment))
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress("recording", *columns, console=console)
+    with writer, bar:
+        task = bar.add_task("", total=episodes)
+        recorder = TransitionRecorder(writer, lambda done: bar.update(task, completed=done))
+        if run is not None:
+            result = evaluate_run(
+                run,
+                weights,
+                episodes,
+                first_seed,
+                say=say,
+                overrides=set_ or [],
+                recorder=recorder,
+            )
+        elif baseline:
+            result = run_baseline(played, baseline, episodes, first_seed, None, recorder)
+        else:
+            assert learner is not None
+            result = run_policy(settings, learner, episodes, first_seed, None, recorder)
+    print_table(console, result_table(title, result))
+    say(f"written: {Dataset(folder, '--out').describe()}")
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -92,27 +332,24 @@ def report(
     """
     from murmur.comparison.report import write_report
 
-    console = Console()
+    say = partial(print_plain, Console())
     run = trained(target)
     file = out or run.path / "report.html"
     if run.config().supervised:
         from murmur.comparison.segmentation_report import write_segmentation_report
 
-        write_segmentation_report(
-            run, file, checkpoint=checkpoint, say=partial(print_plain, console)
+        write_segmentation_report(run, file, checkpoint=checkpoint, say=say)
+    else:
+        write_report(
+            run,
+            file,
+            checkpoint=checkpoint,
+            episodes=episodes,
+            first_seed=first_seed,
+            fresh=fresh,
+            say=say,
         )
-        print_plain(console, f"written: {file}")
-        return
-    write_report(
-        run,
-        file,
-        checkpoint=checkpoint,
-        episodes=episodes,
-        first_seed=first_seed,
-        fresh=fresh,
-        say=partial(print_plain, console),
-    )
-    print_plain(console, f"written: {file}")
+    say(f"written: {file}")
 
 
 @app.command(rich_help_panel=RESULTS)

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import TRAIN, app, typed_command
-from murmur.cli.completion import complete_config
 from murmur.cli.options import (
+    SHORT,
     Config,
     Device,
     Episodes,
@@ -21,133 +21,85 @@ from murmur.cli.options import (
     Set,
     Steps,
     Updates,
-    with_short,
+    complete_config,
 )
 from murmur.live_page import PORT
 from murmur.text import print_plain
 
 _MACHINE, _LIVE_PAGE = "Machine", "Live page"
 
-ConfigOrRun = Annotated[
-    str | None,
-    typer.Argument(
-        help="A YAML file or a name (see `murmur list`). Not needed to resume; then a run's "
-        "folder will do too.",
-        autocompletion=complete_config,
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Continue with the newest run with a checkpoint, of CONFIG if given, or with --run.",
-    ),
-]
-RunFolderOption = Annotated[
-    Path | None, typer.Option("--run", help="The run's folder; default: runs/<name>-<time>.")
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Worker processes of the environment server: env_server.num_workers.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Learners = Annotated[
-    int | None,
-    typer.Option(
-        "--learners",
-        min=1,
-        help="Learners that learn together, each on a GPU or share of the cores of its own; "
-        "default: 1, or as many as the run had. See docs/many-learners.md.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-From = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        help="Fine-tune: a new run starts with the weights of this checkpoint, or of the best "
-        "one of this run's folder. Optimisers, counters and schedules start fresh.",
-    ),
-]
-
-Page = Annotated[
-    bool,
-    typer.Option(
-        "--page/--no-page",
-        help="Serve a live page of the run on 127.0.0.1.",
-        rich_help_panel=_LIVE_PAGE,
-    ),
-]
-PagePort = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=65535,
-        help="Port of the live page; another one if it is in use.",
-        rich_help_panel=_LIVE_PAGE,
-    ),
-]
-
-LearnersHere = Annotated[
-    int,
-    typer.Option(
-        "--learners",
-        min=1,
-        help="Learners of the run on this machine, which listen to each other on loopback alone.",
-    ),
-]
-LearnerRun = Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")]
-AutoResume = Annotated[
-    bool,
-    typer.Option(
-        "--auto-resume",
-        help="Continue if --run holds a checkpoint, else begin: for whatever starts containers.",
-    ),
-]
-EnvNodes = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Nodes with an environment server each; 0: they share the learner's nodes, and "
-        "the job is not heterogeneous.",
-    ),
-]
-CpusPerNode = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="CPUs of each environment server; without env_server.num_workers also its workers.",
-    ),
-]
-SharedRun = Annotated[
-    Path | None,
-    typer.Option(
-        help="The run's folder, which all nodes must see; default: runs/<name>-<time>. A run "
-        "in it is resumed."
-    ),
-]
-
 
 @app.command(rich_help_panel=TRAIN)
 def train(
-    config: ConfigOrRun = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file or a name (see `murmur list`). Not needed to resume; then a run's "
+            "folder will do too.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
     set_: Set = None,
-    resume: Resume = False,
-    run: RunFolderOption = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue with the newest run with a checkpoint, of CONFIG if given, "
+            "or with --run.",
+        ),
+    ] = False,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="The run's folder; default: runs/<name>-<time>.")
+    ] = None,
     seed: Seed = None,
     minutes: Minutes = None,
     steps: Steps = None,
     updates: Updates = None,
     episodes: Episodes = None,
     device: Device = None,
-    workers: Workers = None,
-    learners: Learners = None,
-    from_: From = None,
-    page: Page = True,
-    page_port: PagePort = PORT,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Worker processes of the environment server: env_server.num_workers.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
+    learners: Annotated[
+        int | None,
+        typer.Option(
+            "--learners",
+            min=1,
+            help="Learners that learn together, each on a GPU or share of the cores of its own; "
+            "default: 1, or as many as the run had. See docs/many-learners.md.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Fine-tune: a new run starts with the weights of this checkpoint, or of the best "
+            "one of this run's folder. Optimisers, counters and schedules start fresh.",
+        ),
+    ] = None,
+    page: Annotated[
+        bool,
+        typer.Option(
+            "--page/--no-page",
+            help="Serve a live page of the run on 127.0.0.1.",
+            rich_help_panel=_LIVE_PAGE,
+        ),
+    ] = True,
+    page_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of the live page; another one if it is in use.",
+            rich_help_panel=_LIVE_PAGE,
+        ),
+    ] = PORT,
 ) -> None:
     """Train on this machine: one learner and its environment servers, kept alive.
 
@@ -169,7 +121,7 @@ def train(
       murmur train spread --from runs/one --set environment.num_agents=5
     """
     from murmur.runs.child import join_supervisor
-    from murmur.runs.settings import setting
+    from murmur.runs.settings import with_options
     from murmur.runs.training import prepare
     from murmur.runs.training import train as train_here
 
@@ -182,12 +134,15 @@ def train(
         "run.max_episodes": episodes,
         "learner.device": device,
         "env_server.num_workers": workers,
+        "run.start_from": from_ and str(from_.resolve()),
     }
-    overrides = with_short(set_, given)
-    if from_ is not None:
-        overrides.append(setting("run.start_from", str(from_.resolve())))
     prepared = prepare(
-        config, overrides, run=run, resume=resume, learners=learners, command=typed_command()
+        config,
+        with_options(set_ or [], given, SHORT),
+        run=run,
+        resume=resume,
+        learners=learners,
+        command=typed_command(),
     )
     console = Console()
     if not page:
@@ -202,19 +157,34 @@ def train(
 @app.command(rich_help_panel=TRAIN)
 def learner(
     config: Config,
-    run: LearnerRun,
+    run: Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")],
     set_: Set = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the last checkpoint in --run.")
     ] = False,
-    auto_resume: AutoResume = False,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="Continue if --run holds a checkpoint, else begin: for whatever starts "
+            "containers.",
+        ),
+    ] = False,
     serve: Annotated[
         bool, typer.Option("--serve", help="Only act, with the weights of --checkpoint.")
     ] = False,
     checkpoint: Annotated[
         str, typer.Option(help="With --serve: best, latest or a file.")
     ] = "latest",
-    learners: LearnersHere = 1,
+    learners: Annotated[
+        int,
+        typer.Option(
+            "--learners",
+            min=1,
+            help="Learners of the run on this machine, which listen to each other on "
+            "loopback alone.",
+        ),
+    ] = 1,
 ) -> None:
     """Run the learner service in the foreground; environment servers connect to it.
 
@@ -314,10 +284,30 @@ def slurm(
         int, typer.Option(min=1, help="With --gpus 0: learner processes, all on one node.")
     ] = 1,
     cpus_per_rank: Annotated[int, typer.Option(min=1, help="CPUs of each learner process.")] = 8,
-    env_nodes: EnvNodes = 1,
-    cpus_per_node: CpusPerNode = 16,
+    env_nodes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Nodes with an environment server each; 0: they share the learner's nodes, and "
+            "the job is not heterogeneous.",
+        ),
+    ] = 1,
+    cpus_per_node: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="CPUs of each environment server; without env_server.num_workers also its "
+            "workers.",
+        ),
+    ] = 16,
     sbatch: Sbatch = None,
-    run: SharedRun = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run's folder, which all nodes must see; default: runs/<name>-<time>. A run "
+            "in it is resumed."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="The script; default: job.sh in the run's folder.")
     ] = None,

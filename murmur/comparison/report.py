@@ -19,7 +19,7 @@ from murmur.comparison.report_charts import (
 )
 from murmur.doctor.device_report import about_text, run_busy_text
 from murmur.doctor.machine import commit, describe_machine, versions
-from murmur.env_service.pictures import Snapshot, find_painter
+from murmur.env_service.pictures import find_painter
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs import settings
 from murmur.runs.drops import dropped_message
@@ -96,10 +96,9 @@ def evaluate_all(
             result = evaluate_run(run, weights, episodes, first_seed, say=say, on_row=recorder.take)
         else:
             result = run_baseline(config, name, episodes, first_seed, recorder.take)
-        snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
-        painter = find_painter(snapshots)
-        if painter:
-            (figure,) = painter.figures(snapshots, [len(snapshots) - 1], name)
+        if painter := find_painter(recorder.snapshots):
+            last = len(recorder.snapshots) - 1
+            (figure,) = painter.figures(recorder.snapshots, [last], name)
             figure.savefig(file.with_suffix(".png"), dpi=80)
         results[name] = to_record(name, result) | {
             "key": key,

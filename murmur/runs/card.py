@@ -48,6 +48,12 @@ def model_card(run: RunFolder, file: str, about: Mapping[str, Any]) -> str:
         "tags": [kind, algorithm, name.replace(":", "-")],
     }
     whose = "" if config.supervised else f" for {counted(about['spec']['num_agents'], 'agent')}"
+    options = [f"{k}: {one_line(v)}" for k, v in without_secrets(changed(config)).items()]
+    arrays = [
+        f"| input | `{x['name']}` | {['rows', *x['shape']]} | {x['dtype']} |"
+        for x in about["inputs"]
+    ]
+    arrays += [f"| output | `{output}` | | |" for output in about["outputs"]]
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {config.run.name}",
@@ -63,21 +69,10 @@ def model_card(run: RunFolder, file: str, about: Mapping[str, Any]) -> str:
         ),
         "Actions are the best ones, not drawn. It has seen only the environment below; of others, "
         "and of changed options, nothing is known.",
-        "| | name | shape, rows first | type |\n|---|---|---|---|\n"
-        + "\n".join(
-            [
-                *(
-                    f"| input | `{x['name']}` | {['rows', *x['shape']]} | {x['dtype']} |"
-                    for x in about["inputs"]
-                ),
-                *(f"| output | `{output}` | | |" for output in about["outputs"]),
-            ]
-        ),
+        "\n".join(["| | name | shape, rows first | type |", "|---|---|---|---|", *arrays]),
         "## Configuration",
         "What differs from murmur's defaults:",
-        "```yaml\n"
-        + "\n".join(f"{k}: {one_line(v)}" for k, v in without_secrets(changed(config)).items())
-        + "\n```",
+        "\n".join(["```yaml", *options, "```"]),
     ]
     return "\n\n".join(parts) + "\n"
 

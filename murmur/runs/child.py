@@ -10,10 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from murmur.doctor.machine import ROOT
 from murmur.runs.log_errors import last_error
@@ -64,48 +63,16 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def start_process(
-    name: str,
-    command: Sequence[str],
-    output: IO[bytes],
-    variables: Mapping[str, str],
-    descriptors: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, which the terminal's Ctrl-C does not reach.
-
-    Args:
-        name: name of the process, for the message.
-        command: command line of the process.
-        output: file that receives its output.
-        variables: environment variables added to `child_environment`.
-        descriptors: file descriptors to inherit.
-
-    Raises:
-        ResourceError: if the system cannot start it.
-    """
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**child_environment(), **variables},
-            pass_fds=descriptors,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ResourceError(f"cannot start {name}: {command[0]}: {error.strerror}") from None
-
-
 @dataclass
 class Child:
-    """A process that is kept alive.
+    """A process that is kept alive, in a session that the terminal's Ctrl-C does not reach.
 
     Attributes:
         name: user's name of the process; its log is <name>.log.
         command: function that returns its command line, since a restarted learner resumes.
         log: file of its output.
         lock: lock of the run's folder, handed down to the process.
+        variables: environment variables added to `child_environment`.
         deaths: number of ends without a request.
         settled: True if the run made progress since the process was started.
     """
@@ -114,6 +81,7 @@ class Child:
     command: Callable[["Child"], list[str]]
     log: Path
     lock: RunLock = field(default_factory=lambda: RunLock(None))
+    variables: Mapping[str, str] = field(default_factory=dict)
     deaths: int = 0
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -132,12 +100,26 @@ class Child:
         Raises:
             ResourceError: if the system cannot start it.
         """
-        fds, variables = self.lock.handed_down()
+        descriptors, variables = self.lock.handed_down()
+        command = self.command(self)
         self.settled, self._restarts = False, False
         self._memory_kills = MemoryKills()
         with self.log.open("ab") as log:
             self._log_start = log.tell()
-            self.process = start_process(self.name, self.command(self), log, variables, fds)
+            try:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**child_environment(), **self.variables, **variables},
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ResourceError(
+                    f"cannot start {self.name}: {command[0]}: {error.strerror}"
+                ) from None
         self.started = time.monotonic()
 
     def tend(self, say: Callable[[str], None]) -> int | None:
@@ -189,6 +171,11 @@ class Child:
             say(f"{self.name} ended ({how}); starting it again in {pause:.0f} s")
         return code
 
+    @property
+    def running(self) -> bool:
+        """Return whether the process was started and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
     def restart(self) -> None:
         """Tell it to end, if it is running; `tend` starts it again at once: this is no death."""
         self._restarts = True
@@ -196,7 +183,7 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal if it is running."""
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None:  # one that has ended gets none
             self.process.send_signal(number)
 
     def wait(self, timeout_s: float) -> str:
@@ -205,18 +192,18 @@ class Child:
         Returns:
             error of the process by its log or exit code; "" if it ended in order.
         """
-        process, self.process = self.process, None
-        if process is None:
+        if self.process is None:
             return ""
         try:
-            code = process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process = process
             self.kill()
             self.process = None
             return f"{self.name} did not end within {timeout_s:.0f} s and was killed"
+        self.process = None
         message = "" if code == 0 else last_error(self.log, self._log_start)
-        return message or (f"{self.name}: {exit_message(code, self._memory_kills)}" if code else "")
+        how = f"{exit_message(code, self._memory_kills)}; see {self.log}" if code else ""
+        return message or how
 
     def kill(self) -> None:
         """Kill the process and the processes it started."""

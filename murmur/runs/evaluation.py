@@ -14,6 +14,7 @@ from rich.table import Table
 
 from murmur.env_service.adapters.frames import with_frames
 from murmur.env_service.environment import VectorEnvironment, baselines, make_environment
+from murmur.env_service.pictures import Snapshot
 from murmur.env_service.sessions.evaluate import OnRow, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.env_service.sessions.record_transitions import TransitionRecorder
@@ -199,13 +200,15 @@ def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
     """Return a result as JSON values, with mean curves over all episodes and their 95 % half-width.
 
     An episode that has ended counts with its final value, so that the mean does not jump when
-    episodes end.
+    episodes end. A mean of no episode, and a half-width of fewer than two, is None.
     """
     record: dict[str, Any] = json.loads(result.to_json())
-    curves = {name: carried_forward(c) for name, c in result.curves.items()}
-    record["title"] = title
-    record["mean_curves"] = {name: _means(c) for name, c in curves.items()}
-    record["curves_ci95"] = {name: _half_width(c) for name, c in curves.items()}
+    record |= {"title": title, "mean_curves": {}, "curves_ci95": {}}
+    for name, values in result.curves.items():
+        curves = np.ma.masked_invalid(carried_forward(values))  # what is masked becomes None
+        half_width = 1.96 * curves.std(axis=0, ddof=1) / np.sqrt(curves.count(axis=0))
+        record["mean_curves"][name] = curves.mean(axis=0).tolist()
+        record["curves_ci95"][name] = half_width.tolist()
     return record
 
 
@@ -216,32 +219,16 @@ def carried_forward(curves: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.take_along_axis(curves, np.minimum(steps, last[:, None]), axis=1)
 
 
-def _means(curves: NDArray[np.float64]) -> list[float | None]:
-    """Return the mean of each column; None if no episode has a value."""
-    values = [column[~np.isnan(column)] for column in curves.T]
-    return [float(v.mean()) if len(v) else None for v in values]
-
-
-def _half_width(curves: NDArray[np.float64]) -> list[float | None]:
-    """Return 1.96 standard errors of each column's mean; None if fewer than two episodes last."""
-    out: list[float | None] = []
-    for column in curves.T:
-        values = column[~np.isnan(column)]
-        n = len(values)
-        out.append(float(1.96 * values.std(ddof=1) / np.sqrt(n)) if n > 1 else None)
-    return out
-
-
 class Recorder:
     """Recorder of the values that pictures of an episode need; pass its `take` as on_row.
 
     Attributes:
-        rows: (state to draw, metrics) of every row; empty if the environment cannot be drawn.
+        snapshots: every row; empty if the environment cannot be drawn.
     """
 
     def __init__(self) -> None:
         """Start with an empty record."""
-        self.rows: list[tuple[dict[str, Any], dict[str, float]]] = []
+        self.snapshots: list[Snapshot] = []
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
         """Note a row of copy 0."""
@@ -250,6 +237,6 @@ class Recorder:
         except NotImplementedError:
             return
         if timestep.step_type[0] == StepType.FIRST:
-            self.rows.clear()  # an evaluation that broke is played again from its start
+            self.snapshots.clear()  # an evaluation that broke is played again from its start
         metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
-        self.rows.append((state, metrics))
+        self.snapshots.append(Snapshot(state, metrics))

@@ -135,8 +135,7 @@ def recorded_movie(file: Path, config: ExperimentConfig, title: str) -> Iterator
     else:
         recorder = Recorder()
         yield recorder.take
-        snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
-        write_movie(file, draw_episode(name, snapshots, title))
+        write_movie(file, draw_episode(name, recorder.snapshots, title))
 
 
 def require_movie(file: Path) -> None:

@@ -26,7 +26,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +43,12 @@ from murmur.shared.wire.notices import FILE as NOTICES
 
 EPISODE = "episode.npz"
 _MEASURED, _PRECISION = "measured.json", "precision.json"
-# What a run that has no checkpoint may have written.
-_FILES = "config.yaml command.json learner.json progress.jsonl counters.bin batch-size.json"
-_FOLDERS = "checkpoints tensorboard tracking profile logs evaluations"
+# Patterns of what a run that has no checkpoint may have written.
 _WRITTEN = (
-    *_FILES.split(),
-    _MEASURED,
-    _PRECISION,
-    "started_from.json",
-    EPISODE,
-    "servers.jsonl",
-    NOTICES,
-    *_FOLDERS.split(),
+    *("config.yaml", "command.json", "learner*.json", "started_from.json", "progress.jsonl"),
+    *("counters*.bin", "batch-size.json", "servers.jsonl", _MEASURED, _PRECISION, NOTICES, EPISODE),
+    *("checkpoints", "tensorboard", "tracking", "profile", "logs", "evaluations", "rank-*"),
 )
-
-
-_OF_A_START = (
-    *("config.yaml", "command.json", "learner*.json", "counters*.bin", "logs/*.log"),
-    *(NOTICES, LOCK_FILE, _MEASURED),
-)
-
 MOST_RECORDS = 10_000  # of progress.jsonl that are kept in memory; a run of a day has 86 400
 BLOCK = 1 << 20  # bytes of a log or of progress.jsonl that are read at once; no line is longer
 _STAMP = "%Y%m%d-%H%M%S"
@@ -111,20 +97,15 @@ class RunFolder:
         run = cls(path)
         run.acquire()
         try:
-            run._clear(time.strftime(_STAMP))
-        except BaseException:
+            if any((path / name).exists() for name in _BEGUN):
+                run._put_aside(path / f"begun-{time.strftime(_STAMP)}")
+            run.logs.mkdir(exist_ok=True)
+        except BaseException as error:
             run.lock.release()
+            if isinstance(error, OSError):
+                raise ConfigError(f"cannot make run folder '{path}': {error.strerror}") from None
             raise
         return run
-
-    def _clear(self, stamp: str) -> None:
-        """Make room for a new run."""
-        try:
-            if any((self.path / name).exists() for name in _BEGUN):
-                self._put_aside(self.path / f"begun-{stamp}")
-            self.logs.mkdir(exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make run folder '{self.path}': {error.strerror}") from None
 
     def acquire(self) -> None:
         """Lock the folder for training; nothing if this process holds the lock already.
@@ -137,9 +118,10 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove what a start wrote before its learner refused; folders only if they are empty."""
-        for pattern in _OF_A_START:
+        for pattern in (*_WRITTEN, "logs/*.log", LOCK_FILE):
             for file in self.path.glob(pattern):
-                file.unlink(missing_ok=True)
+                if not file.is_dir():
+                    file.unlink(missing_ok=True)
         for folder in (self.logs, self.path):
             with contextlib.suppress(OSError):  # it holds something else
                 folder.rmdir()
@@ -150,19 +132,15 @@ class RunFolder:
                 f"'{self.path}' holds a run already; add --resume to continue with it, or name "
                 "another folder with --run"
             )
-        if pid := self._other_process("command.json") or self.process("learner.json"):
+        processes = [self.process("command.json"), self.process("learner.json")]
+        # This process holds the folder's lock.
+        if pid := next((pid for pid in processes if pid and pid != os.getpid()), None):
             raise ConfigError(
                 f"'{self.path}' is the run of process {pid}, which is at work; name another folder"
             )
         aside.mkdir()
-        of_ranks = [
-            found.name
-            for pattern in ("learner-*.json", "counters-*.bin", "rank-*")
-            for found in self.path.glob(pattern)
-        ]
-        for name in (*_WRITTEN, *of_ranks):
-            if (self.path / name).exists():
-                (self.path / name).rename(aside / name)
+        for found in [found for pattern in _WRITTEN for found in self.path.glob(pattern)]:
+            found.rename(aside / found.name)
 
     @classmethod
     def newest(
@@ -252,11 +230,6 @@ class RunFolder:
         except (OSError, KeyError, TypeError, ValueError, psutil.Error):
             return None
 
-    def _other_process(self, name: str) -> int | None:
-        """Return as `process` does, but None for this process, which holds the folder's lock."""
-        pid = self.process(name)
-        return None if pid == os.getpid() else pid
-
     def again(self) -> str:
         """Return the command that resumes the run or, without a checkpoint, restarts it."""
         path = shlex.quote(str(self.path))
@@ -283,17 +256,13 @@ class RunFolder:
         return found if last is None or found[-1] is last else [*found, last]
 
     def newest_records(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield lines of progress.jsonl of one kind, the newest first; read by blocks."""
-        for record in self.lines_from_end(self.progress_file.name):
-            if record.get("kind") == kind:
-                yield record
+        """Return lines of progress.jsonl of one kind, the newest first; read by blocks."""
+        records = self.lines_from_end(self.progress_file.name)
+        return (record for record in records if record.get("kind") == kind)
 
     def lines_from_end(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the records of a file of JSON lines, the newest first; read by blocks."""
-        for line in _lines_from_end(self.path / name):
-            record = _record(line)
-            if record is not None:
-                yield record
+        """Return the records of a file of JSON lines, the newest first; read by blocks."""
+        return _records(_lines_from_end(self.path / name))
 
     def has_checkpoint(self) -> bool:
         """Return whether a learner could continue from here."""
@@ -370,20 +339,19 @@ class ProgressTail:
         self._lines = LineTail(path, skip=skip)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield each new record; a torn line, left by a killed process, is passed over."""
-        for line in self._lines:
-            record = _record(line)
-            if record is not None:
-                yield record
+        """Return each new record; a torn line, left by a killed process, is passed over."""
+        return _records(self._lines)
 
 
-def _record(line: str | bytes) -> dict[str, Any] | None:
-    """Parse a line of progress.jsonl; None if it is torn, or no JSON object."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
+def _records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects among lines; torn lines and other values are passed over."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def _lines_from_end(path: Path) -> Iterator[bytes]:

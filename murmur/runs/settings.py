@@ -38,7 +38,7 @@ from murmur.shared.config.plugins import (
     require_plugin,
 )
 from murmur.shared.config.section import validate
-from murmur.shared.config.text import one_line, plain_data
+from murmur.shared.config.text import one_line, plain_data, plain_value
 from murmur.shared.process.errors import ConfigError
 
 TASK = ("environment", "source")  # kinds of plug-ins: a configuration names one of them
@@ -196,6 +196,33 @@ def section_options(section: str, options: Overrides) -> dict[str, Any]:
 def setting(key: str, value: object) -> str:
     """Format KEY=VALUE as `--set` takes it, of a value that JSON has."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
+def with_options(
+    overrides: Overrides, given: Mapping[str, object], names: Mapping[str, str]
+) -> list[str] | Mapping[str, Any]:
+    """Add the values of options to overrides.
+
+    Args:
+        overrides: changes of the configuration.
+        given: value of each option by its key; None: not given.
+        names: name of each option by its key, for the message.
+
+    Raises:
+        ConfigError: if a key is given in both ways.
+    """
+    if not isinstance(overrides, Mapping):
+        overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+    added = {key: plain_value(value, key) for key, value in given.items() if value is not None}
+    for path, value, source in changes_of(overrides):
+        key = ".".join(map(str, path))
+        if key in added:
+            raise ConfigError(
+                f"{names[key]} {added[key]} and {source}={value} are the same key: give one"
+            )
+    if isinstance(overrides, Mapping):
+        return {**overrides, **added}
+    return [*overrides, *(setting(key, value) for key, value in added.items())]
 
 
 def first_line(module: object) -> str:

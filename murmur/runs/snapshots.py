@@ -18,18 +18,7 @@ _PREFIX = "murmur_learner_"
 WINDOW_S = 30.0  # looked at, where nothing else is asked for: longer if updates take longer
 MOST_S = 3600.0
 LOOK_S = 300.0  # the longest that a live learner is watched if asked for a long look
-# Metrics of the device -> their names in progress.jsonl; labels are summed over.
-_DEVICE_FIGURES = {
-    "device_memory_bytes": "memory_bytes",
-    "graph_replays_total": "graph_replays",
-    "eager_calls_total": "eager_calls",
-    "graph_fallbacks_total": "graph_fallbacks",
-    "graph_captures_total": "graph_captures",
-    "graph_capture_seconds_total": "graph_capture_seconds",
-    "eager_seconds_total": "eager_seconds",
-    "acts_waited_total": "acts_waited",
-    "acts_waited_seconds_total": "acts_waited_seconds",
-}
+_OF_DEVICE = ("device_memory_bytes", "acts_waited_total", "acts_waited_seconds_total")
 FEWEST_S = 10.0  # of a live learner: counters of servers grow a few times a second
 SAY_EVERY_S = 5.0
 _STORED = "murmur_(learner|env)_.+|process_cpu_seconds_total"
@@ -247,19 +236,11 @@ def from_metrics(
         if time.monotonic() - told >= SAY_EVERY_S:
             told, made = time.monotonic(), round(second[0].updates - first[0].updates)
             say(f"{made} of {UPDATES} updates in {seconds:.0f} s; {most_s:.0f} s at most")
-    return _by_rank(list(zip(first, second, strict=True)), urls)
-
-
-def _by_rank(looks: Sequence[Look], where: str) -> list[Look]:
-    """Sort looks at the learners of one run by rank.
-
-    Raises:
-        ConfigError: if two of them are the same, or have no rank.
-    """
+    looks = list(zip(first, second, strict=True))
     ranks = [after.rank for _, after in looks]
     if len(set(ranks)) < len(ranks):
         raise ConfigError(
-            f"{where} are {len(ranks)} learners of ranks {sorted(ranks)}: give those of one run, "
+            f"{urls} are {len(ranks)} learners of ranks {sorted(ranks)}: give those of one run, "
             "each once"
         )
     return sorted(looks, key=lambda look: look[1].rank)
@@ -424,10 +405,15 @@ def _snapshot(at: float, samples: Sequence[Sample], where: str) -> Snapshot:
 
 
 def _device_figure(name: str, labels: Mapping[str, str]) -> str | None:
-    """Return the name of a device's metric in progress.jsonl; None if it is another metric."""
+    """Return the name of a device's metric in progress.jsonl; None if it is another metric.
+
+    Metrics of one name are summed over their labels.
+    """
     if name.startswith("gpu_"):
         kinds = [labels[key] for key in ("clock", "reason", "direction") if key in labels]
         return "_".join([name.removeprefix("gpu_"), *kinds])
     if name == "device_copied_bytes_total":
         return f"copied_{labels['direction']}_bytes"
-    return _DEVICE_FIGURES.get(name)
+    if name in _OF_DEVICE or "graph" in labels:
+        return name.removeprefix("device_").removesuffix("_total")
+    return None

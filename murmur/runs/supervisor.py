@@ -35,8 +35,9 @@ from murmur.shared.wire.notices import PREFIX
 TICK_S = 0.25
 HOLD_S = 5.0  # at the start: how long a trouble is kept back, as it may be the error that ends all
 # What a log tells that belongs on the screen: another port than the usual one, and datasets.
-_OTHER_PORT = re.compile(r"(?:listening|metrics) .*port \d+ is in use\)")
-_DATASET = re.compile(r'(?:replay: begins with|cloning) [^"]*')
+_SHOWN = re.compile(
+    r'(?:listening|metrics) .*port \d+ is in use\)|(?:replay: begins with|cloning) [^"]*'
+)
 _SAME = 80  # characters by which an error and a log's line are the same
 STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
@@ -57,6 +58,7 @@ class Supervisor:
 
     Attributes:
         stop_failure: reason why the learner did not end in order when it was told to; "" if it did.
+        progressed: True once the run has recorded progress.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Supervisor:
         self._servers = ServerRecorder(run)
         self._learners = learners
         self.stop_failure = ""
-        self._progressed = False
+        self.progressed = False
         self._held: list[tuple[float, Path, str]] = []  # troubles, and when to say them
         self._ports: list[int] = []  # of the learners, by rank
         further = range(1, learners)
@@ -121,11 +123,6 @@ class Supervisor:
     def deaths(self) -> int:
         """Number of times that a child ended without a request."""
         return sum(child.deaths for child in [self.learner, *self.others])
-
-    @property
-    def progressed(self) -> bool:
-        """Return whether the run got as far as to record progress."""
-        return self._progressed
 
     def run(self) -> None:
         """Train until the learner says that the run is complete.
@@ -216,14 +213,13 @@ class Supervisor:
             for line in lines:
                 self._say(line)
         for record in self._tail:
-            self._progressed = True
+            self.progressed = True
             for child in [self.learner, *self.others]:
                 child.settled = True
             self._on_progress(record)
         for notice in self._notices:
-            if (
-                text := str(notice.get("text"))
-            ) not in self._noticed:  # several learners may say it
+            text = str(notice.get("text"))
+            if text not in self._noticed:  # several learners may say it
                 self._noticed.add(text)
                 self._say(f"! {text}")
         for log, lines in self._logs.items():
@@ -231,7 +227,7 @@ class Supervisor:
                 if PREFIX in line:
                     continue
                 self._servers.read_log(log, line)
-                if shown := _OTHER_PORT.search(line) or _DATASET.search(line):
+                if shown := _SHOWN.search(line):
                     self._say(f"{log.stem}: {shown[0]}")
                     if log == self.learner.log and self._ports:
                         self._follow_learner()
@@ -246,7 +242,7 @@ class Supervisor:
             final: at the end: the error that ends the run, which is not told twice; "": none.
         """
         now, held = time.monotonic(), self._held
-        all_due = self._progressed or final is not None
+        all_due = self.progressed or final is not None
         self._held = [] if all_due else [trouble for trouble in held if trouble[0] > now]
         for due, log, line in held:
             if (all_due or due <= now) and not (final and final[:_SAME] in line):

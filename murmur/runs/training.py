@@ -68,7 +68,7 @@ def prepare(
 
     Args:
         config: a path, a name, or sections; with `resume`: a name, a run's folder, or None.
-        overrides: changes of the configuration.
+        overrides: changes of the configuration, read more than once.
         run: folder of the run; None: a new folder, or with `resume` the newest run.
         resume: flag to continue a run.
         learners: number of learners; None: 1, or that of the resumed run.
@@ -78,8 +78,6 @@ def prepare(
     Raises:
         MurmurError: for an error the user can fix.
     """
-    if not isinstance(overrides, str | Mapping):
-        overrides = list(overrides)  # it is read more than once
     if resume:
         if any(path == ["run", "start_from"] for path, _, _ in changes_of(overrides)):
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -166,8 +166,10 @@ def find_gpus() -> list[Gpu]:
     try:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         count = pynvml.nvmlDeviceGetCount()
-        names = [_uuid(i) for i in range(count)] if shown is None else shown.split(",")
-        found = [_gpu(name.strip()) for name in names if name.strip() not in ("", "-1")]
+        names: Iterable[int | str] = range(count)
+        if shown is not None:
+            names = map(str.strip, shown.split(","))
+        found = [_gpu(name) for name in names if name not in ("", "-1")]
     except pynvml.NVMLError:
         return []
     finally:
@@ -179,19 +181,15 @@ def find_gpus() -> list[Gpu]:
     return found if torch.version.cuda else []
 
 
-def _uuid(index: int) -> str:
-    """Return a GPU's name for CUDA_VISIBLE_DEVICES: CUDA and NVML may count in different orders."""
+def _gpu(name: int | str) -> Gpu:
+    """Return a GPU by its number, or by its entry in CUDA_VISIBLE_DEVICES."""
     import pynvml
 
-    return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
-
-
-def _gpu(visible: str) -> Gpu:
-    import pynvml
-
-    if visible.isdecimal():
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible))
+    if isinstance(name, int) or name.isdecimal():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
     else:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(visible)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+    # CUDA and NVML may count in different orders.
+    visible = str(pynvml.nvmlDeviceGetUUID(handle)) if isinstance(name, int) else name
     free = pynvml.nvmlDeviceGetMemoryInfo(handle).free / _GIB
     return Gpu(str(pynvml.nvmlDeviceGetName(handle)), visible, free)

@@ -1,32 +1,45 @@
-"""`murmur sweep`: runs a sweep to its end and reports the result."""
+"""`murmur sweep`: runs a sweep to its end, shows it, and reports the result."""
 
 import shlex
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
 
 from murmur.runs.interrupts import stopped_by_signals
-from murmur.runs.scores import Metric
-from murmur.shared.config.files import load
+from murmur.runs.live_view import LiveView
+from murmur.runs.scores import Metric, completion
+from murmur.shared.config.files import Overrides, changes_of, dotted, load
+from murmur.shared.config.text import plain_value
 from murmur.shared.process.errors import ConfigError
 from murmur.sweeps.capacity import Gpu, measure_capacity
-from murmur.sweeps.folder import SweepFolder
-from murmur.sweeps.scheduler import Scheduler
+from murmur.sweeps.folder import SweepFolder, SweepRun
+from murmur.sweeps.scheduler import Active, Scheduler
 from murmur.sweeps.spec import load_spec
-from murmur.sweeps.view import SweepView, end_table, failures
-from murmur.text import counted, print_plain, print_table
+from murmur.text import counted, duration, number, plain, print_plain, print_table, screen_table
+
+_STATES = ("complete", "running", "waiting", "stopped", "pruned", "failed")
+_SHOWN = 200  # characters of a failed run's message in the table; sweep.json has them all
 
 
 def open_sweep(
-    targets: list[str], changes: Mapping[str, Any], folder: Path | None, *, resume: bool
+    targets: list[str],
+    given: Mapping[str, Any],
+    overrides: Overrides,
+    folder: Path | None,
+    *,
+    resume: bool,
 ) -> SweepFolder:
     """Open the folder of a new sweep, or of one to continue, locked by this process.
 
     Args:
         targets: configurations, or the file of a sweep; to continue one, its folder.
-        changes: keys of the sweep that options set.
+        given: keys of the sweep that options set; None: not given.
+        overrides: changes of all runs.
         folder: folder of the sweep; None: a new one, or to continue one the newest.
         resume: flag to continue a sweep.
 
@@ -35,6 +48,9 @@ def open_sweep(
             continues, or for a mistake in a configuration.
         ResourceError: if another process runs the sweep.
     """
+    changes = {key: plain_value(value, key) for key, value in given.items() if value is not None}
+    if same := {dotted(path, source): value for path, value, source in changes_of(overrides)}:
+        changes["set"] = same
     if not resume:
         if targets:
             return SweepFolder.create(load_spec(targets, changes), folder)
@@ -135,12 +151,80 @@ def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:
     """Print the table of all runs, those that failed, and what to do next."""
     console.print()
     print_table(console, end_table(sweep, metric))
-    for line in failures(sweep):
-        print_plain(console, line, "red")
+    failed = [run for run in sweep.runs if run.state == "failed"]
+    for run in failed:
+        more = " …" if len(run.message) > _SHOWN else ""
+        print_plain(console, f"{run.name} failed: {run.message[:_SHOWN]}{more}", "red")
     path = shlex.quote(str(sweep.path))
-    failed = sum(run.state == "failed" for run in sweep.runs)
     if failed:
         again = f"murmur sweep --resume {path}"
         print_plain(console, f"\nto repeat the runs that failed:  {again}")
     print_plain(console, f"\nnext:  murmur compare {path}")
-    return failed
+    return len(failed)
+
+
+class SweepView(LiveView):
+    """View of a sweep: a live table on a terminal, else plain lines every ten seconds."""
+
+    def __init__(self, sweep: SweepFolder, console: Console) -> None:
+        """Show `sweep` on `console`."""
+        super().__init__(console)
+        self._sweep, self._began = sweep, time.monotonic()
+
+    def update(self, active: list[Active]) -> None:
+        """Show the runs at work."""
+        if not self._plain:
+            self._live.update(Group(plain(self._counts(), "bold"), _active_table(active)))
+        elif self._line_due():
+            at = duration(time.monotonic() - self._began)
+            print_plain(self._console, f"{at}  {self._counts()}")
+            self._console.print(_active_table(active))
+
+    def _counts(self) -> str:
+        found = Counter[str](run.state for run in self._sweep.runs)
+        parts = [f"{found[state]} {state}" for state in _STATES if found[state]]
+        return f"runs: {', '.join(parts)}"
+
+
+def _active_table(active: list[Active]) -> Table:
+    """Return the runs at work, one in each row."""
+    table = screen_table("run", "done", "env steps", "return", "time")
+    for one in active:
+        progress = one.progress
+        share = completion(one.config.run, progress) if progress else None
+        done = "starting" if not progress else "" if share is None else f"{100 * share:.0f} %"
+        table.add_row(
+            plain(one.run.name),
+            done,
+            number(progress.get("env_steps", 0)),
+            number(progress.get("return")),
+            duration(progress.get("seconds", 0)),
+        )
+    return table
+
+
+def end_table(sweep: SweepFolder, metric: Metric) -> Table:
+    """Return a table of every run with its scores, the best of each configuration first.
+
+    Args:
+        sweep: the sweep.
+        metric: metric that judges its runs.
+    """
+    last, best = f"last {metric.name}", f"best {metric.name}"
+    table = screen_table("run", "state", "env steps", last, best, "time")
+    for run in sorted(sweep.runs, key=lambda run: _rank(run, metric)):
+        table.add_row(
+            plain(run.name),
+            plain(run.state, "red" if run.state == "failed" else ""),
+            number(run.env_steps),
+            number(run.last),
+            number(run.best),
+            duration(60 * run.minutes),
+        )
+    return table
+
+
+def _rank(run: SweepRun, metric: Metric) -> tuple[str, bool, float]:
+    """Return a key that sorts the runs of one configuration by their last score."""
+    value = run.last if run.last is not None else 0.0
+    return run.config, run.last is None, value if metric.less_is_better else -value

@@ -6,9 +6,7 @@ first and resume from their last checkpoint.
 """
 
 import contextlib
-import os
 import signal
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,14 +15,13 @@ from typing import Any
 
 import psutil
 
-from murmur.runs.child import exit_message, murmur_command, start_process
-from murmur.runs.log_errors import last_error
+from murmur.runs.child import Child, murmur_command
 from murmur.runs.run_folder import ProgressTail
 from murmur.runs.scores import Metric, read_curve
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.process.host_memory import MemoryKills, available_bytes
+from murmur.shared.process.host_memory import available_bytes
 from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
 
@@ -40,22 +37,18 @@ class Active:
     Attributes:
         run: entry of the run in the index.
         config: configuration of the run.
-        process: process of `murmur train`.
-        log_start: position in its log at which its output begins.
+        child: process of `murmur train`.
         tail: reader of its progress.
         gpu: GPU of the run; None: the CPU.
         progress: last record of its progress.
-        memory_kills: memory kills that the kernel had counted at its start.
     """
 
     run: SweepRun
     config: ExperimentConfig
-    process: subprocess.Popen[bytes]
-    log_start: int
+    child: Child
     tail: ProgressTail
     gpu: Gpu | None = None
     progress: dict[str, Any] = field(default_factory=dict)
-    memory_kills: MemoryKills = field(default_factory=MemoryKills)
 
 
 class Scheduler:
@@ -123,7 +116,7 @@ class Scheduler:
     def _has_memory(self) -> bool:
         """Return whether one more run fits beside those at work, by the largest memory of them."""
         free = available_bytes() / _GIB
-        largest = max(resident_bytes(active.process.pid) for active in self._active) / _GIB
+        largest = max(resident_bytes(active.child) for active in self._active) / _GIB
         needed = max(self._capacity.memory_gib, largest)
         fits = free >= needed
         if not fits and not self._waits_for_memory:
@@ -144,27 +137,14 @@ class Scheduler:
         config = folder.config() if resume else load(str(self._sweep.config_file(run)), environ={})
         to_do = ["--resume"] if resume else [str(self._sweep.config_file(run))]
         items = [part for item in shares(config, self._capacity) for part in ("--set", item)]
+        command = murmur_command("train", *to_do, "--no-page", "--run", str(folder.path), *items)
         gpu = self._free_gpu(config)
+        variables = {"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {}
         log = self._sweep.log_file(run)
-        memory_kills = MemoryKills()
-        with log.open("ab") as output:
-            start = output.tell()
-            process = start_process(
-                run.name,
-                murmur_command("train", *to_do, "--no-page", "--run", str(folder.path), *items),
-                output,
-                {"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {},
-            )
+        child = Child(run.name, lambda _: command, log, variables=variables)
+        child.start()
         run.state, run.message = "running", ""
-        return Active(
-            run,
-            config,
-            process,
-            start,
-            ProgressTail(folder.progress_file),
-            gpu,
-            memory_kills=memory_kills,
-        )
+        return Active(run, config, child, ProgressTail(folder.progress_file), gpu)
 
     def _free_gpu(self, config: ExperimentConfig) -> Gpu | None:
         """Return the GPU with the fewest runs; None for a run on the CPU."""
@@ -175,20 +155,15 @@ class Scheduler:
 
     def _look_at(self, active: Active) -> None:
         """Read a run's reports, and its end."""
-        code = active.process.poll()
+        running = active.child.running
         self._read(active)
-        if code is None:
+        if running:
             return
         self._active.remove(active)
-        run = active.run
-        if code == 0:
-            run.state = "complete"
+        if failure := active.child.wait(0.0):
+            self._fail(active.run, failure)
         else:
-            log = self._sweep.log_file(run)
-            message = last_error(log, active.log_start) or (
-                f"{exit_message(code, active.memory_kills)}; see {log}"
-            )
-            self._fail(run, message)
+            active.run.state = "complete"
         self._note_scores(active)
         self._sweep.save()
 
@@ -216,26 +191,23 @@ class Scheduler:
     def _stop_all(self) -> None:
         """Stop the runs at work; each saves a checkpoint first."""
         for active in self._active:
-            active.process.send_signal(signal.SIGTERM)
+            active.child.signal(signal.SIGTERM)
         deadline = time.monotonic() + _STOP_S
         for active in self._active:
-            try:
-                active.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(active.process.pid, signal.SIGKILL)
-                active.process.wait()
+            failure = active.child.wait(max(0.0, deadline - time.monotonic()))
             self._read(active)
-            active.run.state = "complete" if active.process.returncode == 0 else "stopped"
+            active.run.state = "stopped" if failure else "complete"
             self._note_scores(active)
         self._active.clear()
         self._sweep.save()
 
 
-def resident_bytes(pid: int) -> int:
+def resident_bytes(child: Child) -> int:
     """Return the memory in use by a process and all its descendants [bytes]."""
     total = 0
     with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
+        assert child.process is not None, "started with it"
+        process = psutil.Process(child.process.pid)
         for one in [process, *process.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):  # it has just ended
                 total += one.memory_info().rss

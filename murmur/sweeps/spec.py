@@ -34,14 +34,10 @@ def _values(value: object) -> object:
     return tuple(value)
 
 
-def _whole(value: object) -> object:
-    """Convert 1e3 to 1000."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _seeds(value: object) -> object:
     """Convert 5 to the seeds 1 to 5."""
-    value = _whole(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 1e1
     return tuple(range(1, value + 1)) if isinstance(value, int) and value > 0 else value
 
 

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from murmur.results import named_cases
+from benchmarks._commands import named_cases
 
 TOPICS = (
     "actions",

@@ -259,11 +259,11 @@ def test_wrong_calls_are_told_before_anything_is_written(tmp_path: Path) -> None
         (lambda: murmur.train(run=folder), "which configuration"),
         (
             lambda: murmur.train("spread", {"run.seed": 1}, seed=2, run=folder),
-            "seed=2 and an override of run.seed: give one",
+            "seed 2 and override run.seed=1 are the same key: give one",
         ),
         (
             lambda: murmur.train("spread", "run.start_from=a", start_from="b", run=folder),
-            "start_from=.*/b and an override of run.start_from: give one",
+            "start_from .*/b and --set run.start_from=a are the same key: give one",
         ),
         (
             lambda: murmur.train(start_from="a", resume=True),

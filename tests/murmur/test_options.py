@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from murmur.cli.options import with_short
+from murmur.cli.options import SHORT
 from murmur.runs.schema import json_schema
-from murmur.runs.settings import list_everything
+from murmur.runs.settings import list_everything, with_options
 from murmur.shared.config.section import known_names, nearest
 from murmur.shared.process.errors import ConfigError
 from tests.murmur.test_cli import murmur
@@ -25,14 +25,14 @@ def test_short_options_are_keys_and_refuse_the_same_key_twice() -> None:
         "learner.device": "cpu",
         "run.max_updates": None,
     }
-    assert with_short(["algorithm.name=qmix"], given) == [
+    assert with_options(["algorithm.name=qmix"], given, SHORT) == [
         "algorithm.name=qmix",
         "run.seed=3",
         "run.max_minutes=5.0",
         'learner.device="cpu"',
     ]
     with pytest.raises(ConfigError, match=r"--seed 3 and --set run\.seed=4 .*give one"):
-        with_short(["run.seed=4"], {"run.seed": 3})
+        with_options(["run.seed=4"], {"run.seed": 3}, SHORT)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.cli.record import record
+from murmur.cli.results import record
 from murmur.env_service.environment import make_environment
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.cli.completion import complete_config, complete_environment, complete_run
+from murmur.cli.options import complete_config, complete_environment, complete_run
 from murmur.doctor.machine import ROOT, commit
 from murmur.shared.config.files import config_names
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from murmur.cli.record import record
+from murmur.cli.results import record
 from murmur.learner_service.checkpoint import files
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from tests.learner_service.algorithms.test_captured_updates import tensors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.cli.record import record
+from murmur.cli.results import record
 from tests.system.conftest import Training
 
 pytestmark = [pytest.mark.system, pytest.mark.long]

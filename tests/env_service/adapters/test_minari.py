@@ -95,7 +95,7 @@ def make(
 
 def record(name: str, out: Path, episodes: int | None = None, **settings: Any) -> None:
     """Run `murmur record --minari`."""
-    from murmur.cli.record import record as command
+    from murmur.cli.results import record as command
 
     options = {"environment": {"name": "gymnasium", "factory": f"{__name__}:Played"}, **settings}
     config = out.with_suffix(".yaml")

@@ -15,8 +15,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from murmur.cli.evaluate import evaluate
-from murmur.cli.results import report
+from murmur.cli.results import evaluate, report
 from murmur.comparison.analysis import learning_curve
 from murmur.comparison.charts import Series, line_chart
 from murmur.comparison.report import evaluate_all, evaluation_key, render_page, write_report
@@ -479,7 +478,7 @@ def played(name: str, rows: int) -> list[Snapshot]:
     for _ in range(rows - 1):
         row = environment.step(policy.act(row), np.zeros(1, np.bool_), seeds)
         recorder.take(environment, row)
-    return [Snapshot(state, metrics) for state, metrics in recorder.rows]
+    return recorder.snapshots
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN))

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from murmur.cli.many import _changes
+from murmur.cli.many import _seeds
 from murmur.shared.config.files import load
 from murmur.shared.config.section import validate
 from murmur.shared.config.text import difference, parse_yaml
 from murmur.shared.process.errors import ConfigError
 from murmur.sweeps.capacity import PROCESS_GIB, Gpu, cores_of, measure_capacity, memory_of, shares
 from murmur.sweeps.folder import SweepFolder
+from murmur.sweeps.run import open_sweep
 from murmur.sweeps.spec import SweepConfig, load_spec, varied
 
 FILE = """
@@ -50,14 +51,22 @@ def test_a_file_gives_all_combinations(tmp_path: Path) -> None:
 
 def test_options_are_read_as_yaml() -> None:
     assert varied(["a.b=1,x,[2, 3]", "d=[4, 5]"]) == {"a.b": [1, "x", [2, 3]], "d": [4, 5]}
-    found = _changes("1,7", ["a.b=1"], ["x.y={z: 2}"])
-    assert found == {"seeds": [1, 7], "vary": {"a.b": [1]}, "set": {"x.y": {"z": 2}}}
-    assert _changes("5", None, None) == {"seeds": 5}
+    assert (_seeds("1,7"), _seeds("5"), _seeds(None)) == ([1, 7], 5, None)
     for seeds in ("0", "a", "1,", "-1"):
         with pytest.raises(ConfigError, match="--seeds"):
-            _changes(seeds, None, None)
+            _seeds(seeds)
     with pytest.raises(ConfigError, match=r"write it as section\.key=value,value"):
         varied(["a.b"])
+
+
+def test_overrides_are_the_same_in_all_runs(tmp_path: Path) -> None:
+    given = {"seeds": [1, 7], "vary": None}
+    sweep = open_sweep(["spread"], given, ["run.max_updates=3"], tmp_path / "sweep", resume=False)
+    configs = [load(str(sweep.config_file(run))).run for run in sweep.runs]
+    assert [(config.seed, config.max_updates) for config in configs] == [(1, 3), (7, 3)]
+    sweep.lock.release()
+    with pytest.raises(ConfigError, match="leave out seeds, set"):
+        open_sweep([], given, ["run.max_updates=3"], sweep.path, resume=True)
 
 
 @pytest.mark.parametrize(
