@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import yaml
 
+from benchmarks._commands import named_cases
 from benchmarks._trainings import SYNC_LEARNER
 from murmur.benchmarks.effort import Effort
 from murmur.learner_service.learning.stagnation import KIND
 from murmur.results import (
-    named_cases,
     provenance,
     require_clean_source,
     run_command,
