@@ -152,8 +152,8 @@ def learning_of(
         _require_batch(replay.batch_size, "algorithm.replay.batch_size")
         return Replays(
             replay.unroll_steps,
-            max(replay.start_rows, replay.batch_size) / ranks,
-            max(replay.update_interval / ranks, 1),  # a row of each learner at least
+            math.ceil(max(replay.start_rows, replay.batch_size) / ranks),
+            max(replay.update_interval // ranks, 1),  # a row of each learner at least
             replay.updates_per_interval,
             replay.batch_size / ranks,
             None if sync else config.learner.policy_lag,

@@ -11,10 +11,13 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
+from murmur.learner_service.storage.storage import Unroll
 from murmur.plan.engine import SLICE_S, Engine, Pool, Thread
 from murmur.plan.model import Outcome, System
-from murmur.plan.storage import Unroll, make_storage
+from murmur.plan.storage import Replays, make_storage
 
 _FEW, _MANY = 4, 2  # ranks that are simulated, with few and with many sessions each
 _MANY_SESSIONS = 32
@@ -68,6 +71,7 @@ class _Rank:
         if device is None:
             self.learners += [Thread(pool) for _ in range(system.costs.threads - 1)]
         self.storage = make_storage(system.learning)
+        self.batch: Any = None  # of the update under way
         self.pending: deque[_Session] = deque()
         self.blocked: list[_Session] = []
         self.served: list[_Session] = []
@@ -278,18 +282,17 @@ class Simulation:
             unroll = session.unroll
             if session.fresh and unroll is not None:
                 unroll.cursor += 1
-                if unroll.cursor == storage.length + 1:
+                if unroll.full:
                     filled.append(unroll)
                     session.unroll = unroll = None
             session.fresh = False
             if unroll is None:
-                full = envs * len(filled)
-                if not storage.may_begin(full, full * storage.length):
+                if not storage.may_begin(filled):
                     rank.blocked.append(session)
                     if session.since < 0:
                         session.since = now
                     continue
-                session.unroll = unroll = storage.begin(envs, full)
+                session.unroll = unroll = storage.begin(envs, 0, 0, filled)
                 unroll.cursor = 1
             rank.served.append(session)
         return filled
@@ -315,7 +318,7 @@ class Simulation:
         now, hop = self.engine.now, self.system.costs.hop_s
         for session in rank.served:
             assert session.unroll is not None
-            session.unroll.act(rank.version)
+            session.unroll.act(rank.version, None)
             if session.since >= 0:
                 self._sums["blocked"] += now - session.since
                 session.since = -1.0
@@ -331,7 +334,7 @@ class Simulation:
 
     def _wake(self, rank: _Rank) -> None:
         """Wake blocked sessions of a rank that may continue."""
-        if rank.blocked and rank.storage.may_begin(0, 0):
+        if rank.blocked and rank.storage.may_begin():
             rank.pending.extend(rank.blocked)
             rank.blocked = []
             self._serve(rank)
@@ -360,9 +363,8 @@ class Simulation:
             rank.waiting = False
             rank.updating = True
             rank.began = now
-            rows = rank.storage.sample(rank.version)
+            rows = self._sample(rank)
             self._sums["update_rows"] += rows
-            self._sums["lags"] += rank.storage.lag
             # More rows than the update is measured for: in proportion more minibatches.
             least = costs.update_rows / self.system.ranks
             times = max(1.0, rows / least) if least else 1.0
@@ -376,6 +378,14 @@ class Simulation:
                 self._launch((rank, host))
             if not self.system.sync:
                 self._wake(rank)
+
+    def _sample(self, rank: _Rank) -> float:
+        """Take an update's batch from the storage, note its lag, and return its rows."""
+        rank.batch = rank.storage.sample(rank.version, 0.0)
+        if isinstance(self.system.learning, Replays):
+            return self.system.learning.batch_rows
+        self._sums["lags"] += rank.version - fmean(rank.batch.version)
+        return float(rank.batch.size)
 
     def _launch(self, left: tuple[_Rank, float]) -> None:
         """Use the interpreter for an update, in turns with the threads that serve."""
@@ -397,7 +407,7 @@ class Simulation:
         for rank in self.ranks:
             rank.version += 1
             rank.updating = False
-            rank.storage.done()
+            rank.storage.done(rank.batch)
             self._sums["update_s"] += now - rank.began
             self._sums["updates"] += 1
         for rank in self.ranks:
