@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from murmur.learner_service.storage.storage import Unroll
-from murmur.plan.engine import SLICE_S, Engine, Pool, Thread
+from murmur.plan.engine import SLICE_S, Done, Engine, Pool, Thread
 from murmur.plan.model import Outcome, System
 from murmur.plan.storage import Replays, make_storage
 
@@ -89,7 +89,7 @@ class _Rank:
 class Simulation:
     """One run of the model. Of many equal ranks it simulates some, which stand for all."""
 
-    def __init__(self, system: System, limits: Limits | None = None, seed: int = 1) -> None:
+    def __init__(self, system: System, limits: Limits | None = None) -> None:
         """Set up the simulation."""
         self.system, self.limits = system, limits or Limits()
         self.engine = Engine()
@@ -101,7 +101,7 @@ class Simulation:
         self.pool = Pool(self.engine, max(1, round((system.cores - whole) * share)))
         if part := system.others - whole:
             self._continue((Thread(self.pool), SLICE_S / part, 0.0))
-        self._random = random.Random(seed)  # noqa: S311 - reproducible, not secret
+        self._random = random.Random(1)  # noqa: S311 - reproducible, not secret
         self._sigma = math.sqrt(math.log(1 + system.costs.jitter**2))
         self.ranks = []
         for _ in range(self.together):
@@ -221,11 +221,14 @@ class Simulation:
 
     def _arrive(self, session: _Session) -> None:
         """Receive the observations by gRPC."""
-        work = self.system.costs.io_message_s
+        self._run(session.io, self.system.costs.io_message_s, self._received, session)
+
+    def _run(self, thread: Thread, work: float, done: Done, argument: object) -> None:
+        """Queue work that may be none at all: then `done` is called at once."""
         if work:
-            session.io.add(work * self._jitter(), self._received, session)
+            thread.add(work * self._jitter(), done, argument)
         else:
-            self._received(session)
+            done(argument)
 
     def _received(self, session: _Session) -> None:
         """Read the observations by the event loop."""
@@ -268,10 +271,7 @@ class Simulation:
     def _copy(self, what: tuple[_Rank, float]) -> None:
         """Copy a batch's observations, beside the interpreter."""
         rank, work = what
-        if work:
-            rank.copies.add(work * self._jitter(), self._learn_or_act, rank)
-        else:
-            self._learn_or_act(rank)
+        self._run(rank.copies, work, self._learn_or_act, rank)
 
     def _admit(self, rank: _Rank, batch: list[_Session]) -> list[Unroll]:
         """Write rows; who may act is put into `served`, the others wait for the learner."""
