@@ -178,7 +178,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
     )
 
 
-def render_template(name: str, **values: object) -> str:
+def render_template(file: str, /, **values: object) -> str:
     """Render the template of a page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
@@ -186,7 +186,7 @@ def render_template(name: str, **values: object) -> str:
     environment.filters["number"] = number
     environment.filters["short"] = short_number
     environment.globals["script"] = (files("murmur") / "report.js").read_text()
-    return environment.get_template(name).render(values)
+    return environment.get_template(file).render(values)
 
 
 def page_parts(
