@@ -178,7 +178,10 @@ def _newest_tokens(path: Path) -> dict[Role, str]:
         text = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"--renew needs {path}: {error.strerror}") from None
-    return dict(reversed(parse_tokens(text, path)))  # of two the first one stays
+    newest: dict[Role, str] = {}
+    for role, token in parse_tokens(text, path):
+        newest.setdefault(role, token)
+    return newest
 
 
 def _name(common_name: str) -> x509.Name:

@@ -80,9 +80,9 @@ class Checklist:
         contract: contract to examine.
     """
 
-    def __init__(self) -> None:
-        """Start without observations; a supply server has another contract."""
-        self.contract = CONTRACT
+    def __init__(self, contract: Contract = CONTRACT) -> None:
+        """Start without observations."""
+        self.contract = contract
         self._kept: Counter[str] = Counter()
         self._broken: dict[str, list[str]] = {}
 

@@ -157,9 +157,9 @@ class Peer:
         self.port = port
         self._door = door
         self._credentials = credentials
-        self._server: aio.Server
-        self._relay: asyncio.Server
+        self._server: aio.Server | None = None
         self._inner_port = 0
+        self._relay: asyncio.Server | None = None
         self._links: set[_Link] = set()
 
     async def __aenter__(self) -> Self:
@@ -168,13 +168,19 @@ class Peer:
         Raises:
             ResourceError: if the port is not available.
         """
-        await self._start()
+        await self._start_server()
+        try:
+            await self._start_relay()
+        except ResourceError:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop and cut all connections."""
-        self._relay.close()
+        await self._stop_relay()
         self.cut()
+        assert self._server is not None
         await self._server.stop(0)
 
     def cut(self) -> None:
@@ -189,21 +195,14 @@ class Peer:
 
     async def restart(self) -> None:
         """Stop as a server does (GOAWAY), be away for a second, come back at the same address."""
-        self._relay.close()  # waiting for its connections would wait for frozen ones
+        await self._stop_relay()
+        assert self._server is not None
         await self._server.stop(0)
         await asyncio.sleep(_AWAY_S)
-        await self._start()
+        await self._start_server()
+        await self._start_relay()
 
-    async def _start(self) -> None:
-        """Listen at the address, then start the server behind it."""
-        try:
-            self._relay = await asyncio.start_server(self._accept, self._host, self.port)
-        except OSError as error:
-            raise ResourceError(
-                f"cannot bind {self._host}:{self.port}: {error.strerror or error}; "
-                "choose another port, or stop the program that uses it"
-            ) from None
-        self.port = self._relay.sockets[0].getsockname()[1]
+    async def _start_server(self) -> None:
         server = aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((stream_handler(self._play),))
         if self._credentials is None:
@@ -213,6 +212,21 @@ class Peer:
             self._inner_port = server.add_secure_port("127.0.0.1:0", secure)
         await server.start()
         self._server = server
+
+    async def _start_relay(self) -> None:
+        try:
+            self._relay = await asyncio.start_server(self._accept, self._host, self.port)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot bind {self._host}:{self.port}: {error.strerror or error}; "
+                "choose another port, or stop the program that uses it"
+            ) from None
+        self.port = self._relay.sockets[0].getsockname()[1]
+
+    async def _stop_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()  # waiting for its connections would wait for frozen ones
+            self._relay = None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link()

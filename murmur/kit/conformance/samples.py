@@ -82,10 +82,12 @@ class SamplePlayer:
             Silent: if it does not, and says no more.
         """
         supply = await self._open(session)
-        await supply.fetch(_TRAIN, [0])
+        await supply.ask(_TRAIN, [0])
+        await supply.answer()
         stop()
         while True:
-            await supply.fetch(_TRAIN, [0])
+            await supply.ask(_TRAIN, [0])
+            await supply.answer()
 
     # --- the acts
 
@@ -100,7 +102,8 @@ class SamplePlayer:
                 if at == _FEW and split == _TRAIN:
                     await asyncio.sleep(self._limits.delay_s)
                     self._checklist.kept("patient")
-                await supply.fetch(split, range(at, min(at + _FEW, asked)))
+                await supply.ask(split, range(at, min(at + _FEW, asked)))
+                await supply.answer()
                 if time.monotonic() > enough:
                     break
         await supply.expect_nothing()
@@ -109,7 +112,8 @@ class SamplePlayer:
         """Ask for the same samples, one by one, backwards, in another epoch and encoding."""
         supply = await self._open(session)
         for k, (split, index) in enumerate(reversed(sorted(self._seen))):
-            await supply.fetch(split, [index], epoch=1 + k, encoding=k % 3)
+            await supply.ask(split, [index], epoch=1 + k, encoding=k % 3)
+            await supply.answer()
             if k >= self._limits.rows:
                 break
         if self._seen:
@@ -120,7 +124,8 @@ class SamplePlayer:
         supply = await self._open(session)
         await asyncio.sleep(self._limits.delay_s)
         await supply.expect_nothing()
-        await supply.fetch(_TRAIN, [0])
+        await supply.ask(_TRAIN, [0])
+        await supply.answer()
 
     async def _many_grants(self, session: Session) -> None:
         """Open several grants; answers come in order."""
@@ -137,7 +142,8 @@ class SamplePlayer:
         size, sample = self._spec.sizes[_TRAIN], self._spec.sample_bytes
         count = max(1, min(MAX_GRANT, size, _MOST_BYTES // sample))
         supply = await self._open(session)
-        await supply.fetch(_TRAIN, range(count))
+        await supply.ask(_TRAIN, range(count))
+        await supply.answer()
 
     async def _few_samples(self, session: Session) -> None:
         """Open grants before the learner leaves."""
@@ -180,7 +186,7 @@ class _Supply(Stream):
         self._open: list[Grant] = []
 
     async def ask(
-        self, split: int, indices: Sequence[int], epoch: int = 0, encoding: int = 0
+        self, split: int, indices: Sequence[int], *, epoch: int = 0, encoding: int = 0
     ) -> None:
         """Send a grant: 0 as murmur writes it, 1 in another order, 2 with every field twice."""
         self._sequence += 1
@@ -216,13 +222,6 @@ class _Supply(Stream):
             if before is not digests:
                 words = f"sample {index} {where} is not what it was on an earlier stream"
                 self.checklist.hold("repeats", None if before == digests else words)
-
-    async def fetch(
-        self, split: int, indices: Sequence[int], *, epoch: int = 0, encoding: int = 0
-    ) -> None:
-        """Send a grant and check its answer; see `ask` and `answer`."""
-        await self.ask(split, indices, epoch, encoding)
-        await self.answer()
 
     async def expect_nothing(self) -> None:
         """Check that no message comes while no grant is open."""
