@@ -13,6 +13,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 # Colors told apart by most readers with color-blindness (Okabe and Ito), on white and on black.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
@@ -24,6 +25,9 @@ _WIDTH = 4.0  # inches; 288 px, the narrowest that a page shows it: letters keep
 _LONG = 10_000  # of a y axis: from here 12000 is written 12k
 _MOST_INSIDE = 4  # names of a legend that leaves lines free; more stand below the axes
 _LETTERS = 23  # of a name that leaves room for another beside it
+
+
+Values = Sequence[float | None] | NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,15 @@ class Series:
     Attributes:
         name: name in the legend; empty for none.
         x, y: coordinates of its points; None and NaN leave a gap.
-        half_width: half the width of the band at each point; empty for none.
-        low, high: ends of a band that is not symmetric; empty for none.
+        low, high: ends of the band at each point; empty for none.
         style: color and dashes; None: by its place in the chart.
     """
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float | None]
-    half_width: Sequence[float | None] = ()
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
+    x: Values
+    y: Values
+    low: Values = ()
+    high: Values = ()
     style: Style | None = None
 
 
@@ -124,9 +126,9 @@ def line_chart(
         default = list(styles(map(str, range(len(series)))).values())[2:]  # "" and "random" first
         look = [line.style or default[i] for i, line in enumerate(series)]
         for i, line in enumerate(series):
-            first = i == 0 and not equal  # what the chart is about
-            width = 1.6 if equal else 2.0 if first else 1.2
-            _draw(axis, line, look[i], width, markers=markers, first=first)
+            # The first line is what the chart is about.
+            width, alpha = (1.6, 0.15) if equal else (1.2, 0.08) if i else (2.0, 0.2)
+            _draw(axis, line, look[i], width, alpha, markers=markers)
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
         axis.margins(x=0.02)
@@ -151,14 +153,11 @@ def line_chart(
 
 def _points(line: Series, style: Style) -> Mapping[str, Any]:
     """Return a line's points for the page's script, in four digits."""
-    x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
-    points: dict[str, Any] = {"name": line.name, "color": style.color, "x": _short(x)}
-    points["y"] = _short(y)
-    if len(half) == len(y) > 0:
-        return points | {"low": _short(y - half), "high": _short(y + half)}
-    if len(line.low) == len(line.y) > 0:
-        return points | {"low": _short(_thin(line.low)), "high": _short(_thin(line.high))}
-    return points
+    points = {"x": line.x, "y": line.y}
+    if len(line.low):
+        points |= {"low": line.low, "high": line.high}
+    shown = {axis: _short(_thin(values)) for axis, values in points.items()}
+    return {"name": line.name, "color": style.color, **shown}
 
 
 def _short(values: Iterable[float]) -> list[float | None]:
@@ -184,20 +183,17 @@ def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
 
 
 def _draw(
-    axis: Axes, line: Series, style: Style, width: float, *, markers: bool, first: bool
+    axis: Axes, line: Series, style: Style, width: float, alpha: float, *, markers: bool
 ) -> None:
-    """Draw one line with its bands."""
-    x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
+    """Draw one line with its band, `alpha` opaque."""
+    x, y = _thin(line.x), _thin(line.y)
     marker = "o" if markers or len(x) == 1 else None
     colour, dashes = style.color, style.dashes
     axis.plot(x, y, dashes, color=colour, linewidth=width, marker=marker, ms=1.5 + width)
     axis.lines[-1].set_label(line.name or "_")  # matplotlib leaves out what begins with "_"
-    if len(half) == len(y) > 0:
-        alpha = 0.2 if first else 0.08
-        axis.fill_between(x, y - half, y + half, color=colour, alpha=alpha, linewidth=0)
-    if len(line.low) == len(line.y) > 0:
+    if len(line.low):
         low, high = _thin(line.low), _thin(line.high)
-        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
 
 
 def interval_chart(
@@ -241,9 +237,9 @@ def svg_of(figure: Figure, label: str) -> str:
     )
 
 
-def _thin(values: Sequence[float | None]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Thin values to at most _MAX_POINTS floats: the means of equal stretches."""
-    array = np.array([np.nan if v is None else v for v in values], np.float64)
+def _thin(values: Values) -> NDArray[np.float64]:
+    """Thin values to at most _MAX_POINTS floats: the means of equal stretches; None is NaN."""
+    array = np.array(values, np.float64)
     if len(array) <= _MAX_POINTS:
         return array
     return np.array([np.mean(part) for part in np.array_split(array, _MAX_POINTS)])

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from murmur.comparison.analysis import Comparison, Line, TaskResult
 from murmur.comparison.charts import Chart, Series, Style, interval_chart, line_chart, styles
-from murmur.comparison.report import page_environment, written_now
+from murmur.comparison.report import render_template, written_now
 from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
 from murmur.runs.readings import DOWN, UP
 from murmur.text import number, plain, screen_table
@@ -75,39 +75,36 @@ def render(comparison: Comparison, command: str) -> str:
     runs = [run for group in groups for run in group.runs]
     parts = [comparison.overall] if comparison.overall else []
     look = styles(group.name for group in groups)  # the same on every task
-    return (
-        page_environment()
-        .get_template("compare.html.j2")
-        .render(
-            name=_title(comparison),
-            summary="A comparison of training runs of murmur by the interquartile mean of their "
-            "scores.",
-            facts={
-                "groups": number(len(groups)),
-                "runs": number(len(runs)),
-                "tasks": number(len(comparison.tasks)),
-                "judged by": str(comparison.metric),
-            },
-            dropped="",
-            notes=comparison.notes,
-            level=f"{100 * LEVEL:.0f}",
-            repeats=number(REPEATS),
-            less_is_better=comparison.metric.less_is_better,
-            results=[(result, _charts(result, look)) for result in [*parts, *comparison.tasks]],
-            arrow=DOWN if comparison.metric.less_is_better else UP,
-            look=look,
-            best=_best,
-            interval=interval_text,
-            span=_range,
-            overall=comparison.overall is not None,
-            keys=list(groups[0].settings),
-            groups=groups,
-            provenance={
-                "command": command,
-                "runs": ", ".join(str(run.path) for run in runs),
-                "page written": written_now(),
-            },
-        )
+    return render_template(
+        "compare.html.j2",
+        name=_title(comparison),
+        summary="A comparison of training runs of murmur by the interquartile mean of their "
+        "scores.",
+        facts={
+            "groups": number(len(groups)),
+            "runs": number(len(runs)),
+            "tasks": number(len(comparison.tasks)),
+            "judged by": str(comparison.metric),
+        },
+        dropped="",
+        notes=comparison.notes,
+        level=f"{100 * LEVEL:.0f}",
+        repeats=number(REPEATS),
+        less_is_better=comparison.metric.less_is_better,
+        results=[(result, _charts(result, look)) for result in [*parts, *comparison.tasks]],
+        arrow=DOWN if comparison.metric.less_is_better else UP,
+        look=look,
+        best=_best,
+        interval=interval_text,
+        span=_range,
+        overall=comparison.overall is not None,
+        keys=list(groups[0].settings),
+        groups=groups,
+        provenance={
+            "command": command,
+            "runs": ", ".join(str(run.path) for run in runs),
+            "page written": written_now(),
+        },
     )
 
 
@@ -156,16 +153,9 @@ def _charts(result: TaskResult, look: Mapping[str, Style]) -> list[Chart]:
 def _lines(lines: Mapping[str, Line], look: Mapping[str, Style], x_label: str, y_label: str) -> str:
     """Draw curves of groups, in the same order and colors in every chart of a page."""
     series = [
-        Series(
-            name,
-            lines[name].x.tolist(),
-            lines[name].y.tolist(),
-            low=lines[name].low.tolist(),
-            high=lines[name].high.tolist(),
-            style=look[name],
-        )
+        Series(name, line.x, line.y, line.low, line.high, look[name])
         for name in look
-        if name in lines
+        if (line := lines.get(name))
     ]
     counts = x_label == "environment steps"
     return line_chart(series, x_label, y_label, equal=True, counts=counts)

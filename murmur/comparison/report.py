@@ -2,7 +2,7 @@
 
 import base64
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -156,65 +156,59 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         "agent steps": number(last.get("agent_steps", 0)),
         "best checkpoint by": str(best),
     }
-    if busy := run_busy_text(progress):
-        facts["device"] = busy
     columns = _columns(results)
     arrows = {column: direction(column, best) for column in columns}
-    return (
-        page_environment()
-        .get_template("report.html.j2")
-        .render(
-            **page_parts(run, facts, last),
-            summary="A training run of murmur: environment servers that stream to learners.",
-            columns=columns,
-            results=results,
-            arrows=arrows,
-            best={c: best_names(_means(results, c), arrows[c]) for c in columns},
-            look=policy_styles(results),
-            episodes=max((r["episodes"] for r in results.values()), default=0),
-            note=_note(run, results),
-            mission=mission_charts(results, best),
-            pictures=_pictures(run, results),
-            picture_width=_widest(run, results),
-            picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
-            learning=[
-                *evaluation_charts(evaluations, results, best),
-                *learning_charts(progress),
-            ],
-        )
+    return render_template(
+        "report.html.j2",
+        **page_parts(run, facts, progress),
+        summary="A training run of murmur: environment servers that stream to learners.",
+        columns=columns,
+        results=results,
+        arrows=arrows,
+        best={c: best_names(_means(results, c), arrows[c]) for c in columns},
+        look=policy_styles(results),
+        episodes=max((r["episodes"] for r in results.values()), default=0),
+        note=_note(run, results),
+        mission=mission_charts(results, best),
+        pictures=_pictures(run, results),
+        picture_width=_widest(run, results),
+        picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
+        learning=[*evaluation_charts(evaluations, results, best), *learning_charts(progress)],
     )
 
 
-def page_environment() -> jinja2.Environment:
-    """Return the template environment of the pages."""
+def render_template(file: str, /, **values: object) -> str:
+    """Render the template of a page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
     )
     environment.filters["number"] = number
     environment.filters["short"] = short_number
     environment.globals["script"] = (files("murmur") / "report.js").read_text()
-    return environment
+    return environment.get_template(file).render(values)
 
 
-def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]) -> dict[str, Any]:
+def page_parts(
+    run: RunFolder, facts: Mapping[str, str], progress: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return the parts of every page on a run: facts, configuration, provenance.
 
     Args:
         run: run to describe.
         facts: facts to show first, by name.
-        last: the last line of progress; empty if there is none.
+        progress: lines of progress.
     """
     config, start = run.config(), run.read_json("command.json")
-    machine = start.get("machine", {})
+    machine, last = start.get("machine", {}), progress[-1] if progress else {}
     shown = {
         **facts,
+        "device": run_busy_text(progress),
         "training time": duration(last.get("seconds", 0)),
         "learners": number(start["learners"]) if start.get("learners", 1) > 1 else "",
         "processor": machine.get("cpu"),
         "GPU": machine.get("gpu") or "none",
+        "learned on": about_text(start.get("device") or {}),
     }
-    if device := start.get("device"):
-        shown["learned on"] = about_text(device)
     return {
         "name": config.run.name,
         "facts": shown,

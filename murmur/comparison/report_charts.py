@@ -4,6 +4,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from murmur.comparison.charts import COLOURS, Chart, Series, Style, line_chart, styles
 from murmur.runs.readings import direction, loss_reading, metric_reading
 from murmur.runs.scores import Metric
@@ -47,14 +50,13 @@ def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> 
         curves = {k: c for k, r in results.items() if (c := r["mean_curves"].get(name))}
         shown = [policy for policy in curves if policy in first] or list(curves)
         steps = max(len(curves[policy]) for policy in shown)
+        means = {policy: _held(curve, steps) for policy, curve in curves.items()}
         series = []
-        for policy, curve in curves.items():
-            ends = [curve[-1]] * (steps - len(curve))  # episodes that have ended keep their value
-            half = results[policy]["curves_ci95"].get(name, ())
-            half = [*half, *[half[-1]] * len(ends)][:steps] if half else ()
-            values = [*curve, *ends][:steps]
-            series.append(Series(policy, range(steps), values, half, style=look[policy]))
-        seen = [v for s in series if s.name in shown for v in s.y if v is not None] or [0.0]
+        for policy, mean in means.items():
+            half = _held(results[policy]["curves_ci95"][name], steps)
+            line = Series(policy, range(steps), mean, mean - half, mean + half, look[policy])
+            series.append(line)
+        seen = [v for policy in shown for v in means[policy] if not np.isnan(v)] or [0.0]
         room = 0.4 * ((max(seen) - min(seen)) or 1.0)
         low, high = min(seen) - room, max(seen) + room
         title = name.replace("f1", "F1")
@@ -66,10 +68,16 @@ def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> 
             y_limits=(low, high),
         )
         reading = metric_reading(name, direction(name, metric))
-        if any(v is not None and not low <= v <= high for s in series for v in s.y):
+        if any(((mean < low) | (mean > high)).any() for mean in means.values()):
             reading += " Lines of other baselines leave the picture."
         charts.append(Chart(f"{title} over an episode", svg, reading.strip()))
     return charts
+
+
+def _held(values: Sequence[float | None], steps: int) -> NDArray[np.float64]:
+    """Return values of an episode's steps; one that has ended before keeps its last value."""
+    held = [*values, *[values[-1]] * (steps - len(values))]
+    return np.array(held[:steps], np.float64)
 
 
 def evaluation_charts(
@@ -94,8 +102,8 @@ def evaluation_charts(
     for name in [n for n in dict.fromkeys(wanted) if n in names]:
         entries = [e["metrics"].get(name) for e in evaluations]
         mean = [m["mean"] if m else None for m in entries]
-        half = [(m["ci95"][1] - m["ci95"][0]) / 2 if m else None for m in entries]
-        series = [Series(LEARNED, x, mean, half, style=look[LEARNED])]
+        low, high = ([m["ci95"][end] if m else None for m in entries] for end in (0, 1))
+        series = [Series(LEARNED, x, mean, low, high, look[LEARNED])]
         if best and (level := results[best]["summary"].get(name)):
             ends, style = [x[0], x[-1]], look[best]
             label = f"{best}, the best baseline"
@@ -146,9 +154,7 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
     x = [p["env_steps"] for p in progress]
 
     def curve(title: str, key: str, y_label: str, reading: str) -> Chart:
-        values = [p.get(key) for p in progress]
-        svg = line_chart([Series("", x, values)], _X_LABEL, y_label)
-        return Chart(title, svg, f"{reading}\n{_course(x, values)}")
+        return curve_chart(title, x, [p.get(key) for p in progress], _X_LABEL, y_label, reading)
 
     if any(p.get("return") is not None for p in progress):
         reading = "Mean return of recent training episodes, in which the policy still explores."
@@ -183,15 +189,15 @@ def _curriculum_charts(progress: list[dict[str, Any]], x: list[float]) -> list[C
     for name in names:
         at = [p.get("curriculum", {}).get(name) for p in progress]
         values = [None if a is None else a["number"] for a in at]
-        svg = line_chart([Series("", x, values)], _X_LABEL, name)
         reading = "Value in the training episodes that begin; evaluations use the last one."
         changes = [
             f"{now['value']} from {short_number(steps)}"
             for before, now, steps in zip(at, at[1:], x[1:], strict=False)
             if now and "level" in now and (before is None or now["level"] != before["level"])
         ]
-        course = f"Levels: {', '.join(changes)}." if changes else _course(x, values)
-        charts.append(Chart(f"Curriculum: {name}", svg, f"{reading}\n{course}"))
+        course = f"Levels: {', '.join(changes)}." if changes else ""
+        title = f"Curriculum: {name}"
+        charts.append(curve_chart(title, x, values, _X_LABEL, name, reading, course))
     return charts
 
 
@@ -201,7 +207,22 @@ def loss_charts(progress: list[dict[str, Any]], x: list[float], x_label: str) ->
     charts = []
     for name in names:
         values = [p.get("losses", {}).get(name) for p in progress]
-        svg = line_chart([Series("", x, values)], x_label, name)
-        reading = f"{loss_reading(name)}\n{_course(x, values)}".strip()
-        charts.append(Chart(name.replace("_", " "), svg, reading))
+        title = name.replace("_", " ")
+        charts.append(curve_chart(title, x, values, x_label, name, loss_reading(name)))
     return charts
+
+
+def curve_chart(
+    title: str,
+    x: Sequence[float],
+    values: Sequence[float | None],
+    x_label: str,
+    y_label: str,
+    reading: str,
+    course: str = "",
+    *,
+    markers: bool = False,
+) -> Chart:
+    """Draw one line with its course below the reading; "": first, last and extreme values."""
+    svg = line_chart([Series("", x, values)], x_label, y_label, markers=markers)
+    return Chart(title, svg, f"{reading}\n{course or _course(x, values)}".strip())

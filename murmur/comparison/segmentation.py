@@ -143,26 +143,13 @@ def measure(trained: Trained, source: Source) -> Measured:
         ConfigError: if it has no sample.
     """
     matrices: list[Counts] = []
-    broken, waiting = 0, list[dict[str, Any]]()
-    k = len(trained.spec.classes)
-
-    def count() -> None:
-        predicted = predict(trained, [sample[IMAGE] for sample in waiting])
-        for sample, guess in zip(waiting, predicted, strict=True):
-            known = sample[MASK] < k
-            pairs = sample[MASK][known].astype(np.int64) * k + guess[known]
-            matrices.append(np.bincount(pairs, minlength=k * k).reshape(k, k))
-        waiting.clear()
-
+    broken = 0
     for sample in read_samples(source, "valid"):
         if sample is None:
             broken += 1
             continue
-        waiting.append(sample)
-        if len(waiting) == _BATCH:
-            count()
-    if waiting:
-        count()
+        image, mask = (torch.from_numpy(sample[name]).unsqueeze(0) for name in (IMAGE, MASK))
+        matrices.append(trained.algorithm.confusion([(image, mask)]))
     if not matrices:
         raise ConfigError(f"source '{source.spec.name}' has no validation sample to measure with")
     return Measured(trained.spec.classes, np.stack(matrices), broken)

@@ -4,11 +4,12 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from murmur.comparison.charts import Chart, Series, line_chart
-from murmur.comparison.report import page_environment, page_parts
-from murmur.comparison.report_charts import loss_charts
+import torch
+
+from murmur.comparison.charts import Chart
+from murmur.comparison.report import page_parts, render_template
+from murmur.comparison.report_charts import curve_chart, loss_charts
 from murmur.comparison.segmentation import (
-    Measured,
     Say,
     load_trained,
     measure,
@@ -16,9 +17,17 @@ from murmur.comparison.segmentation import (
     predict,
     read_samples,
 )
-from murmur.comparison.segmentation_pictures import augmented
-from murmur.doctor.device_report import run_busy_text
-from murmur.learner_service.telemetry.figures import compared, confusion_matrix, png
+from murmur.learner_service.export.segmentation import Trained
+from murmur.learner_service.preprocess.augment.building import build_augment
+from murmur.learner_service.telemetry.figures import (
+    Picture,
+    compared,
+    confusion_matrix,
+    painted,
+    png,
+    sheet,
+    upright,
+)
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.process.files import write_output
@@ -27,6 +36,7 @@ from murmur.text import number
 
 SHOWN = 6  # images of a page
 _AUGMENTED = 7
+_END = 1 << 40  # an epoch and an update after any that changes the preset
 _READINGS = {
     "f_score": "Mean over the classes present of 2 TP / (2 TP + FP + FN), on the validation split. "
     "Higher is better.",
@@ -52,13 +62,15 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         source = open_source(trained)
         say(f"measuring {file.name} on {source.spec.size('valid')} images")
         measured = measure(trained, source)
-        results = _results(measured, file.name)
         images, truth = _samples(source, "valid", SHOWN)
-        predicted = predict(trained, images)
-        k = len(trained.spec.classes)
-        results["compared"] = _embedded(png(compared(images, truth, predicted, k)))
         image, mask = (some[0] for some in _samples(source, "train", 1))
-        results["augmented"] = _embedded(png(augmented(trained, image, mask, _AUGMENTED)))
+        pictures = {
+            "compared": compared(images, truth, predict(trained, images), len(measured.classes)),
+            "augmented": _augmented(trained, image, mask, _AUGMENTED),
+            "confusion": confusion_matrix(measured.matrix, measured.classes),
+        }
+        results = {name: base64.b64encode(png(p)).decode() for name, p in pictures.items()}
+        results |= {"measured": measured.record(file.name), "absent": measured.absent}
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
     facts = {
@@ -68,12 +80,9 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         "updates": number(last.get("updates", 0)),
         "images trained": number(last.get("rows_trained", 0)),
     }
-    if busy := run_busy_text(progress):
-        facts["device"] = busy
-    parts = page_parts(run, facts, last)
-    template = page_environment().get_template("segmentation.html.j2")
-    page = template.render(
-        **parts,
+    page = render_template(
+        "segmentation.html.j2",
+        **page_parts(run, facts, progress),
         **results,
         summary="A training run of murmur: servers that supply learners with images.",
         preset=config.augment.preset,
@@ -108,30 +117,45 @@ def _samples(source: Any, split: str, count: int) -> tuple[list[Any], list[Any]]
     return [s[IMAGE] for s in found], [s[MASK] for s in found]
 
 
-def _embedded(file: bytes) -> str:
-    return base64.b64encode(file).decode()
+def _augmented(trained: Trained, image: Picture, mask: Picture, count: int) -> Picture:
+    """Draw an image and its mask as the last epochs may see them; the first column is as they are.
 
-
-def _results(measured: Measured, checkpoint: str) -> dict[str, Any]:
-    """Return the template's values of the scores."""
-    return {
-        "measured": measured.record(checkpoint),
-        "checkpoint": checkpoint,
-        "absent": measured.absent,
-        "confusion": _embedded(png(confusion_matrix(measured.matrix, measured.classes))),
+    Args:
+        trained: trained run with the augmentation.
+        image: [3, H, W] image.
+        mask: [H, W] mask.
+        count: number of augmented examples.
+    """
+    spec = trained.spec
+    augment = build_augment(
+        trained.config.augment,
+        torch.device("cpu"),
+        flip_pairs=spec.flip_pairs,
+        ignore_index=spec.ignore_index,
+    )
+    augment.advance(_END, _END)
+    batch = {
+        IMAGE: torch.from_numpy(image).expand(count, -1, -1, -1),
+        MASK: torch.from_numpy(mask).expand(count, -1, -1),
     }
+    seen = augment(batch, torch.Generator().manual_seed(0))
+    images = (seen[IMAGE].clamp(0, 1) * 255).round().numpy()
+    k = len(spec.classes)
+    return sheet(
+        [
+            [upright(image), *(upright(each) for each in images)],
+            [painted(mask, k), *(painted(each, k) for each in seen[MASK].numpy())],
+        ]
+    )
 
 
 def _learning_charts(
     progress: list[dict[str, Any]], evaluations: list[dict[str, Any]]
 ) -> list[Chart]:
     """Draw scores of evaluations, then losses; the x axis is updates throughout."""
-    charts = []
-    if evaluations:
-        x = [e["updates"] for e in evaluations]
-        for name in evaluations[-1]["metrics"]:
-            values = [e["metrics"].get(name, {}).get("mean") for e in evaluations]
-            svg = line_chart([Series("", x, values)], "updates", name, markers=True)
-            title = f"Validation: {name.replace('_', ' ')}"
-            charts.append(Chart(title, svg, _READINGS.get(name, "")))
+    charts, x = [], [e["updates"] for e in evaluations]
+    for name in evaluations[-1]["metrics"] if evaluations else ():
+        values = [e["metrics"].get(name, {}).get("mean") for e in evaluations]
+        title, reading = f"Validation: {name.replace('_', ' ')}", _READINGS.get(name, "")
+        charts.append(curve_chart(title, x, values, "updates", name, reading, markers=True))
     return [*charts, *loss_charts(progress, [p["updates"] for p in progress], "updates")]

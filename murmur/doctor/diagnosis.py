@@ -320,9 +320,8 @@ def _without(
         if not m.sync:  # else they take turns: all of it is saved
             saved = max(made_to_wait_s, learn_s - _NEARLY * span, 0.0) * share
     gained = 1 / max(1 - saved / span, 1 / _MOST_TIMES)
-    rate, limit = _limit(seen, seen.rate * gained, faster)
-    device = min(1.0, seen.device_busy * rate / (seen.rate * faster))
-    return Remedy(wait.remedy, wait.settings, rate, device, limit, wait.cost)
+    limited = _limit(seen, seen.rate * gained, faster)
+    return _remedy(seen, wait.remedy, wait.settings, limited, wait.cost, faster)
 
 
 def _limit(
@@ -354,9 +353,30 @@ def _limit(
     return capacity[limit], limit
 
 
-def _device_at(seen: Diagnosis, rate: float) -> float:
-    """Return the share of time the device would work at another rate."""
-    return min(1.0, seen.device_busy * rate / seen.rate)
+def _remedy(
+    seen: Diagnosis,
+    what: str,
+    settings: tuple[str, ...],
+    limited: tuple[float, str],
+    cost: str,
+    learning: float = 1.0,
+    *,
+    timed: bool = True,
+) -> Remedy:
+    """Return a remedy with the share of time that the device would work.
+
+    Args:
+        seen: diagnosis of the run as it is.
+        what: see Remedy, as settings, cost and timed.
+        settings: KEY=VALUE items of --set.
+        limited: rate with the remedy, and the station that sets it.
+        cost: price of the change.
+        learning: ratio of the rate of learning to the present one.
+        timed: False for a rate by arithmetic.
+    """
+    rate, limit = limited
+    device = min(1.0, seen.device_busy * rate / (seen.rate * learning))
+    return Remedy(what, settings, rate, device, limit, cost, timed)
 
 
 def _more_environments(
@@ -375,21 +395,18 @@ def _more_environments(
             settings = (f"env_server.num_workers={there * factor}",)
             what = f"{there * factor} workers instead of {there}"
         admitted = seen.rate * _admitted(now, config, factor)
-        rate, limit = _limit(seen, seen.rate * factor, 1.0, machine, admitted)
+        limited = _limit(seen, seen.rate * factor, 1.0, machine, admitted)
         cost = "costs memory" if seen.cache else f"costs memory; {_MORE_AT_ONCE}"
-        remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit, cost))
-        if limit == "policy lag" and config is not None and algorithm is not None:
+        remedies.append(_remedy(seen, what, settings, limited, cost))
+        larger_updates = algorithm.larger_updates if algorithm is not None else None
+        if limited[1] == "policy lag" and config is not None and larger_updates is not None:
             # An update of more rows takes in more environments, and a row costs the same in it.
             environments = _environments(now, config) * factor
-            if algorithm.larger_updates is None:
-                continue
-            larger = algorithm.larger_updates(environments / _let_in(now, config))
-            rate, limit = _limit(seen, seen.rate * factor, machine=machine)
+            larger = larger_updates(environments / _let_in(now, config))
+            limited = _limit(seen, seen.rate * factor, machine=machine)
             what = f"{what}, and {larger.what}"
             settings = (*settings, *_settings(larger.options))
-            remedies.append(
-                Remedy(what, settings, rate, _device_at(seen, rate), limit, larger.cost)
-            )
+            remedies.append(_remedy(seen, what, settings, limited, larger.cost))
     return remedies
 
 
@@ -467,9 +484,9 @@ def _faster_learning(
             continue
         # How fast the environments are cannot be seen while they are made to wait.
         rate, limit = _limit(seen, math.inf, factor)
-        rate = min(rate, seen.rate * factor)
-        device = min(1.0, seen.device_busy * rate / (seen.rate * factor))
-        remedies.append(Remedy(what, settings, rate, device, limit, cost, speedup is not None))
+        limited = min(rate, seen.rate * factor), limit
+        timed = speedup is not None
+        remedies.append(_remedy(seen, what, settings, limited, cost, factor, timed=timed))
     return remedies
 
 
@@ -480,14 +497,12 @@ def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _overlap(seen: Diagnosis, m: Measured, now: Snapshot) -> list[Remedy]:
     environments = max(environments_side_by_side(m), 1e-9)
-    rate, limit = _limit(seen, seen.rate / environments, machine=_of_processors(seen, now))
     return [
-        Remedy(
+        _remedy(
+            seen,
             "acting and learning side by side",
             ("learner.pipeline=async",),
-            rate,
-            _device_at(seen, rate),
-            limit,
+            _limit(seen, seen.rate / environments, machine=_of_processors(seen, now)),
             "costs: rows are up to learner.max_policy_lag updates old, and a run is not repeated "
             "bit for bit",
         )
@@ -499,16 +514,14 @@ def _more_sessions(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> li
     server = config.env_server
     sessions = 2 * server.sessions_per_worker
     each = max(server.envs_per_worker, sessions)
-    rate, limit = _limit(seen, 2 * seen.rate)
     envs = 2 * each if each == server.envs_per_worker else each
     return [
-        Remedy(
+        _remedy(
+            seen,
             f"{sessions} sessions of a worker instead of {server.sessions_per_worker}, of as many "
             "environments each",
             (f"env_server.sessions_per_worker={sessions}", f"env_server.envs_per_worker={envs}"),
-            rate,
-            _device_at(seen, rate),
-            limit,
+            _limit(seen, 2 * seen.rate),
             f"costs: {_MORE_AT_ONCE}",
         )
     ]
@@ -523,16 +536,13 @@ def _larger_messages(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> 
     same = m.workers.compute + m.workers.sleep if m.workers else 0.0
     rate = seen.rate / (same + (1 - same) / times)
     learning = _FULL / max(seen.seconds_per_row["learning"], 1e-12)
-    limit = "environments" if rate < learning else "learning"
-    rate = min(rate, learning)
     return [
-        Remedy(
+        _remedy(
+            seen,
             f"{server.envs_per_worker * times} environments of a worker instead of "
             f"{server.envs_per_worker}",
             (f"env_server.envs_per_worker={server.envs_per_worker * times}",),
-            rate,
-            _device_at(seen, rate),
-            limit,
+            min((learning, "learning"), (rate, "environments")),
             f"costs: {_MORE_AT_ONCE}",
         )
     ]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from murmur.doctor.latency import quantile
+from murmur.doctor.latency import middles, quantile
 from murmur.runs.snapshots import Snapshot
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.ledger import since
@@ -221,7 +221,7 @@ def _acts(before: Snapshot, after: Snapshot, config: ExperimentConfig | None) ->
     """Return the wait of acts for an update's kernels, its captures, or the driver."""
     span = after.time - before.time
     timed = "acts_waited_seconds" in after.device
-    p99 = {phase: _quantile(before, after, phase, 0.99) for phase in ("update", "idle")}
+    p99 = {phase: _p99(before, after, phase) for phase in ("update", "idle")}
     late = p99["update"] >= max(_LATE_S, _LATE_TIMES * p99["idle"])
     if timed:
 
@@ -259,10 +259,10 @@ def _acts(before: Snapshot, after: Snapshot, config: ExperimentConfig | None) ->
     return GpuWait("acts", found, *remedy, (), lost_s)
 
 
-def _quantile(before: Snapshot, after: Snapshot, phase: str, q: float) -> float:
-    """Return a quantile of the seconds from request to actions; NaN if there were too few."""
+def _p99(before: Snapshot, after: Snapshot, phase: str) -> float:
+    """Return the 99th percentile of the seconds to actions; NaN if there were too few."""
     counts = _histogram(before, after, phase)
-    return quantile(counts, q) if max(counts.values(), default=0.0) >= 100 else math.nan
+    return quantile(counts, 0.99) if max(counts.values(), default=0.0) >= 100 else math.nan
 
 
 def _histogram(before: Snapshot, after: Snapshot, phase: str) -> dict[float, float]:
@@ -271,14 +271,10 @@ def _histogram(before: Snapshot, after: Snapshot, phase: str) -> dict[float, flo
 
 def _late_seconds(before: Snapshot, after: Snapshot) -> float:
     """Return the seconds of requests beyond the idle 99th percentile, while updates ran."""
-    usual = _quantile(before, after, "idle", 0.99)
+    usual = _p99(before, after, "idle")
     usual = 0.0 if math.isnan(usual) else usual
-    total = low = below = 0.0
-    for le, count in sorted(_histogram(before, after, "update").items()):
-        middle = low if math.isinf(le) else (low + le) / 2
-        total += max(middle - usual, 0.0) * (count - below)
-        low, below = le, count
-    return total
+    late = middles(_histogram(before, after, "update"))
+    return sum(max(middle - usual, 0.0) * count for middle, count in late)
 
 
 def _sessions(seen: Snapshot, config: ExperimentConfig | None) -> int:

@@ -1,11 +1,23 @@
 """Lines of `murmur doctor` about the time from a request's arrival to its actions."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 Buckets = Mapping[str, Mapping[float, float]]  # "update", "idle", "inference": bound -> count below
 _FEWEST = 100  # requests: below this a 99th percentile says nothing
 _WHEN = {"update": "while updates run", "idle": "between updates"}
+
+
+def middles(counts: Mapping[float, float]) -> Iterator[tuple[float, float]]:
+    """Yield the middle of each cumulative bucket [s], its lower end if it has none, and its count.
+
+    Args:
+        counts: observations up to each upper bound, of which the last is infinite.
+    """
+    low = below = 0.0
+    for le, count in sorted(counts.items()):
+        yield low if math.isinf(le) else (low + le) / 2, count - below
+        low, below = le, count
 
 
 def quantile(counts: Mapping[float, float], q: float) -> float:

@@ -1,8 +1,9 @@
 """Shares of time between two snapshots of a run: of its threads, its workers and its machine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from murmur.doctor.latency import middles
 from murmur.runs.snapshots import Snapshot
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.ledger import since
@@ -131,7 +132,6 @@ class Measured:
     workers: Workers | None = None
     machine: Machine | None = None
     machine_busy: float | None = None
-    states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def steps_per_row(config: ExperimentConfig, agents: int) -> float | None:
@@ -205,7 +205,6 @@ def measure(before: Snapshot, after: Snapshot, steps: float | None = None) -> Me
         ),
         _machine(before, after, cpu, lack),
         after.machine_busy,
-        states,
     )
 
 
@@ -292,17 +291,10 @@ def _workers(
 
 def _mean_acting_s(before: Snapshot, after: Snapshot) -> float:
     """Return about the mean time from a request to its actions [s]; 0 if unknown."""
-    total = count = 0.0
-    for phase, buckets in since(before.latency, after.latency).items():
-        if phase == "inference":
-            continue
-        low = below = 0.0
-        for le, upto in sorted(buckets.items()):
-            middle = low if le == float("inf") else (low + le) / 2
-            total += middle * (upto - below)
-            low, below = le, upto
-        count += below
-    return total / count if count else 0.0
+    histograms = since(before.latency, after.latency).items()
+    seen = [pair for phase, of in histograms if phase != "inference" for pair in middles(of)]
+    count = sum(n for _, n in seen)
+    return sum(middle * n for middle, n in seen) / count if count else 0.0
 
 
 def _machine(

@@ -232,51 +232,43 @@ def show(seen: Diagnosis, console: Console) -> None:
 
 def _show_causes(seen: Diagnosis, console: Console) -> None:
     """Print the causes, the largest first, each with its measurements."""
-    head = "waits for   "
+    head = "waits for"
     if seen.too_few:
         print_plain(console, f"too few updates yet: {seen.too_few}", "bold")
-        head = "so far      "
+        head = "so far"
     for i, cause in enumerate(seen.causes):
-        words, text = CAUSES[cause.name].words, cause.evidence
-        console.print(
-            f"[bold]{head if not i else 'also        ' if i == 1 else ' ' * 12}[/]",
-            plain(words, "" if i else "bold"),
-            sep="",
-            soft_wrap=True,
-        )
-        if text:
-            print_plain(console, f"            {text}")
+        begin = head if not i else "also" if i == 1 else ""
+        _show_line(console, begin, CAUSES[cause.name].words, "" if i else "bold")
+        if cause.evidence:
+            _show_line(console, "", cause.evidence)
+
+
+def _show_line(console: Console, head: str, text: str, style: str = "") -> None:
+    """Print text in the column right of the heads."""
+    console.print(plain(f"{head:12}", "bold"), plain(text, style), sep="", soft_wrap=True)
 
 
 def _show_evidence(seen: Diagnosis, console: Console) -> None:
     """Print rates, stations, processors and the device."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
-    console.print(
-        f"[bold]rate[/]        {number(round(seen.rate * agents))} {unit} a second",
-        highlight=False,
-    )
-    if seen.machine is not None:
-        m = seen.machine
-        console.print(
-            f"[bold]processors[/]  this run uses {m.own:.1f} of {m.cores:g} cores, others "
-            f"{m.others:.1f}",
-            highlight=False,
-        )
+    lines = [("rate", f"{number(round(seen.rate * agents))} {unit} a second")]
+    if (m := seen.machine) is not None:
+        use = f"this run uses {m.own:.1f} of {m.cores:g} cores, others {m.others:.1f}"
+        lines.append(("processors", use))
     nvml = {} if seen.kernels_busy is None else {"utilization_ratio": seen.kernels_busy}
-    console.print(f"[bold]device[/]      {busy_text(seen.device_busy, nvml)}", highlight=False)
-    for line in seen.device:
-        print_plain(console, f"            {line}")
+    lines.append(("device", busy_text(seen.device_busy, nvml)))
+    lines += [("", line) for line in seen.device]
     if seen.cache:
         kept = {
             "device": "on the device: each sample is sent once",
             "stream": "in a window: each sample is sent in every epoch",
         }[seen.cache]
-        console.print(f"[bold]samples[/]     {kept} (the learner's log says why)", soft_wrap=True)
+        lines.append(("samples", f"{kept} (the learner's log says why)"))
     if seen.in_flight:
-        console.print(f"[bold]in flight[/]   {seen.in_flight}", highlight=False, soft_wrap=True)
-    for i, line in enumerate(seen.latency):
-        head = "[bold]acting[/]      " if not i else "            "
-        console.print(head + line, highlight=False, soft_wrap=True)
+        lines.append(("in flight", seen.in_flight))
+    lines += [("" if i else "acting", line) for i, line in enumerate(seen.latency)]
+    for head, text in lines:
+        _show_line(console, head, text)
     table = Table("station", "busy", "µs a row", box=None, padding=(0, 2, 0, 0))
     for name, busy in seen.busy.items():
         table.add_row(name, f"{100 * busy:.0f} %", number(1e6 * seen.seconds_per_row[name]))
@@ -293,14 +285,12 @@ def _show_remedies(seen: Diagnosis, console: Console) -> None:
         console.print("\n[bold]remedies[/]")
     for r in seen.remedies:  # a table would cut off what is to be copied
         about = "" if r.timed else "about "
-        console.print(
-            plain(
-                f"{about}{r.rate / seen.rate:.2f} times as fast: {r.what}; then "
-                f"{number(round(r.rate * agents))} {unit} a second, the device works "
-                f"{100 * r.device_busy:.0f} %, limited by {r.limit}"
-                + (f"; {r.cost}" if r.cost else "")
-            ),
-            soft_wrap=True,
+        print_plain(
+            console,
+            f"{about}{r.rate / seen.rate:.2f} times as fast: {r.what}; then "
+            f"{number(round(r.rate * agents))} {unit} a second, the device works "
+            f"{100 * r.device_busy:.0f} %, limited by {r.limit}"
+            + (f"; {r.cost}" if r.cost else ""),
         )
         if r.settings:
             settings = " ".join(f"--set {s}" for s in r.settings)

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from murmur.learner_service.telemetry.profile_files import (
 )
 from murmur.runs.run_folder import ProgressTail, RunFolder
 from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.files import write_whole
 from murmur.text import number, plain
 
 _TAKEN_S = 120.0  # until the learner, perhaps in the middle of a long update, sees the request
@@ -77,14 +79,10 @@ def record(run: RunFolder, updates: int, console: Console) -> Path:
     folder = run.path / FOLDER
     request = folder / (time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}{REQUEST}")
     running, trace = request.with_suffix(RUNNING), request.with_suffix(TRACE)
-    unfinished = request.with_suffix(".tmp")
     _require_learner(run)
-    try:
+    with suppress(OSError):  # the next line says what is wrong
         folder.mkdir(exist_ok=True)
-        unfinished.write_text(str(updates))
-        unfinished.rename(request)
-    except OSError as error:
-        raise ResourceError(f"cannot write {request}: {error.strerror}") from None
+    write_whole(request, str(updates))
     try:
         with console.status("waiting for the learner, which looks about once a second") as shown:
             _until_taken(request, run)
@@ -121,8 +119,7 @@ def _require_learner(run: RunFolder) -> None:
 def _follow(running: Path, run: RunFolder, wanted: int, shown: Status) -> None:
     """Wait until the learner is done with the request, and show how many updates it has."""
     shown.update(f"recording {wanted} updates")
-    tail = ProgressTail(run.progress_file)
-    list(tail)  # what was before
+    tail = ProgressTail(run.progress_file, skip=True)
     first = None  # the first update after the request only warms up
     heard = time.monotonic()
     while running.exists():

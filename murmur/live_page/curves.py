@@ -1,10 +1,14 @@
 """Curves of a run in bounded memory: however long it is, a few hundred points with their spread."""
 
 import math
+import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from murmur.runs.run_folder import ProgressTail
 from murmur.shared.process.ledger import since
 
 MOST_POINTS = 512  # then two neighbors become one
@@ -109,6 +113,54 @@ class Curves:
             "evaluations_from": begin,
             "evaluations": [{**e["at"], "metrics": e["metrics"]} for e in self.evaluations[begin:]],
         }
+
+
+class CurveReader:
+    """Reader of a run's curves from its progress file, some at a time.
+
+    Attributes:
+        curves: curves so far.
+        behind: flag of records that the last `read` had no time for.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Begin at the file's start; it need not exist yet."""
+        self.curves, self.behind = Curves(), False
+        self._file, self._tail = file, ProgressTail(file)
+        self._status: os.stat_result | None = None
+        self.replaced()
+        self._steps = self.steps()
+
+    def replaced(self) -> bool:
+        """Return whether the file was written again from its start since the last call."""
+        try:
+            now = self._file.stat()
+        except OSError:
+            return False
+        had, self._status = self._status or now, now
+        return had.st_ino != now.st_ino or now.st_size < had.st_size
+
+    def read(self, longest_s: float) -> bool:
+        """Read new records for some seconds; return whether there are more."""
+        started = time.monotonic()
+        if not self.behind:
+            self._steps = self.steps()
+        self.behind = True
+        for _ in self._steps:
+            if time.monotonic() - started > longest_s:
+                return True
+        self.behind = False
+        return False
+
+    def steps(self) -> Iterator[None]:
+        """Take all that is new, a step for each record."""
+        for record in self._tail:
+            self.take(record)
+            yield
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take a record of progress.jsonl."""
+        self.curves.take(record)
 
 
 def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

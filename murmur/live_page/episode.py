@@ -129,10 +129,10 @@ class EpisodePictures:
             return
         height, width, _ = frames[0].shape
         rows = -(-len(frames) // _COLUMNS)
-        sheet = np.full((rows * height, _COLUMNS * width, 3), 255, np.uint8)
-        for i, frame in enumerate(frames):
-            y, x = i // _COLUMNS * height, i % _COLUMNS * width
-            sheet[y : y + height, x : x + width] = frame
+        cells = np.full((rows * _COLUMNS, height, width, 3), 255, np.uint8)
+        cells[: len(frames)] = frames
+        sheet = cells.reshape(rows, _COLUMNS, height, width, 3).swapaxes(1, 2)
+        sheet = sheet.reshape(rows * height, _COLUMNS * width, 3)
         buffer = io.BytesIO()
         Image.fromarray(sheet).quantize(_COLOURS).save(buffer, "PNG")
         reading = painter.READING if painter else ""

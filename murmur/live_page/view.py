@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import Any
 
+from typing_extensions import override
+
 from murmur.doctor.device_report import busy_share, gpu_figures
 from murmur.live_page.alerts import (
     SEVERITIES,
@@ -17,12 +19,12 @@ from murmur.live_page.alerts import (
     doctors_finding,
     learning_alert,
 )
-from murmur.live_page.curves import Curves
+from murmur.live_page.curves import CurveReader
 from murmur.live_page.episode import EpisodePictures
 from murmur.live_page.ledger_states import STATES
-from murmur.live_page.other_runs import OtherRuns, file_identity, was_replaced
+from murmur.live_page.other_runs import OtherRuns
 from murmur.runs.readings import loss_reading
-from murmur.runs.run_folder import ProgressTail, RunFolder
+from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric, completion, state_of
 from murmur.shared.config.text import plain_data, to_yaml, without_secrets
 from murmur.text import duration, short_number
@@ -33,6 +35,37 @@ READ_S = 0.25  # the longest that one answer reads for; a long run's page loads 
 LOOK_S = 0.5  # between two looks at the files, however many pages are open
 _EXAMINE_S = 15.0  # between two findings of the doctor
 _LATELY_S = 15.0  # a run whose progress is so new is under way, on whatever machine
+
+
+class _RunReader(CurveReader):
+    """Reader of what the page shows of its own run.
+
+    Attributes, beside those of a CurveReader:
+        last: newest record of progress; empty if there is none.
+        busy: share of time that the device worked lately; None: unknown.
+        moved: times at which counters grew.
+        logs: warnings and errors in the logs.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        super().__init__(run.progress_file)
+        self.last: dict[str, Any] = {}
+        self.busy: float | None = None
+        self.moved = Movement()
+        self.logs = LogWatch(run)
+
+    @override
+    def steps(self) -> Iterator[None]:
+        yield from super().steps()
+        yield from self.logs.read()
+
+    @override
+    def take(self, record: Mapping[str, Any]) -> None:
+        super().take(record)
+        if record.get("kind") == "progress":
+            self.moved.add(record)
+            self.busy = busy_share([self.last, record])
+            self.last = dict(record)
 
 
 class RunView:
@@ -65,15 +98,8 @@ class RunView:
             self._metric = Metric.parse(self._config.evaluation.best_metric)
 
     def _begin(self) -> None:
-        self._curves = Curves()
-        self._moved = Movement()
-        self._logs = LogWatch(self._run)
-        self._reading: Iterator[None] | None = None
-        self._tail = ProgressTail(self._run.progress_file)
-        self._last: dict[str, Any] = {}
-        self._busy: float | None = None  # share of time that the device worked lately
+        self._reader = _RunReader(self._run)
         self._rate: tuple[float, float] | None = None  # (seconds, share) some time ago
-        self._file: tuple[int, int] = (0, 0)  # inode and size
         self._looked = self._examined = float("-inf")
         self._finding: Alert | None = None
 
@@ -82,7 +108,7 @@ class RunView:
         with self._lock:
             behind = self._read()
             state = self._state()
-            last = self._last
+            last = self._reader.last
             share = completion(self._config.run, last) if last else None
             return {
                 "name": self._config.run.name,
@@ -90,10 +116,11 @@ class RunView:
                 "state": state,
                 "words": self._text(state, share),
                 "share": share,
-                "figures": _figures(last) | gpu_figures(last.get("device") or {}, self._busy),
+                "figures": _figures(last)
+                | gpu_figures(last.get("device") or {}, self._reader.busy),
                 "metric": self._metric.name,
                 "supervised": self._config.supervised,
-                "curves": self._curves.since(cursor),
+                "curves": self._reader.curves.since(cursor),
                 "states": STATES,
                 "readings": {n: loss_reading(n) for n in last.get("losses") or {}},
                 "files": self._files(),
@@ -107,48 +134,22 @@ class RunView:
     def _read(self) -> bool:
         """Read new records; return whether there are more."""
         now = time.monotonic()
-        if self._reading is None and now - self._looked < LOOK_S:
+        if not self._reader.behind and now - self._looked < LOOK_S:
             return False
         self._looked = now
         self._configure()
-        self._begin_again_if_replaced()
-        if self._reading is None:
-            self._reading = self._all_that_is_new()
-        for _ in self._reading:
-            if time.monotonic() - now > READ_S:
-                return True
-        self._reading = None
-        return False
-
-    def _begin_again_if_replaced(self) -> None:
-        """Start again if the progress file was replaced by a restart in the same folder."""
-        now = file_identity(self._run.progress_file)
-        if was_replaced(self._file, now):
+        if self._reader.replaced():  # by a restart in the same folder
             self._begin()
-        if now[0]:
-            self._file = now
-
-    def _all_that_is_new(self) -> Iterator[None]:
-        for record in self._tail:
-            self._take(record)
-            yield
-        yield from self._logs.read()
-
-    def _take(self, record: dict[str, Any]) -> None:
-        self._curves.take(record)
-        if record.get("kind") == "progress":
-            self._moved.add(record)
-            self._busy = busy_share([self._last, record])
-            self._last = record
+        return self._reader.read(READ_S)
 
     def _state(self) -> str:
         """Return the state: starting, running, complete, stopped, or begun without a checkpoint."""
-        state = state_of(self._run, self._config, self._last)
-        lately = abs(time.time() - self._last.get("time", 0.0))  # its clock may be ahead
+        state = state_of(self._run, self._config, self._reader.last)
+        lately = abs(time.time() - self._reader.last.get("time", 0.0))  # its clock may be ahead
         pause = 3 * self._config.learner.log_every_s
         if state in ("stopped", "begun") and lately < max(_LATELY_S, pause):
             return "running"  # by processes of another machine
-        return "starting" if state == "running" and not self._last else state
+        return "starting" if state == "running" and not self._reader.last else state
 
     def _text(self, state: str, share: float | None) -> str:
         if state == "starting":
@@ -158,12 +159,12 @@ class RunView:
                 return "running; no end is set"
             return f"running, {100 * share:.0f} % done{self._left(share)}"
         if state == "complete":
-            return f"complete after {duration(self._last.get('seconds') or 0.0)}"
+            return f"complete after {duration(self._reader.last.get('seconds') or 0.0)}"
         kept = "it can be resumed" if state == "stopped" else "it has no checkpoint"
         return f"not running; {kept}: `{self._run.again()}`"
 
     def _left(self, share: float) -> str:
-        seconds = self._last.get("seconds") or 0.0
+        seconds = self._reader.last.get("seconds") or 0.0
         if self._rate is None or share < self._rate[1]:
             self._rate = seconds, share
         since, done = seconds - self._rate[0], share - self._rate[1]
@@ -229,11 +230,11 @@ class RunView:
     def _alerts(self, state: str) -> list[Alert]:
         """Return the alerts, the most severe first."""
         now, running = time.time(), state == "running"
-        up_to_date = self._reading is None  # else the newest record is still to be read
-        found = [*self._logs.alerts(), *learning_alert(self._run)]
+        up_to_date = not self._reader.behind  # else the newest record is still to be read
+        found = [*self._reader.logs.alerts(), *learning_alert(self._run)]
         found += alerts_of_progress(
-            self._last,
-            self._moved,
+            self._reader.last,
+            self._reader.moved,
             now,
             running=running and up_to_date,
             log_every_s=self._config.learner.log_every_s,

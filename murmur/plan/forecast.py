@@ -145,20 +145,20 @@ def learning_of(
         ConfigError: if the batch size is not set.
     """
     options = algorithm_config(config.algorithm)
+    if key := options.open_batch_size:
+        raise ConfigError(f"algorithm.{key}=0 is found on the device that learns; set it to plan")
     sync = config.learner.pipeline == "sync"
     lag = None if sync else config.learner.max_policy_lag
     if not isinstance(options, OnPolicyConfig):
         replay = options.replay  # type: ignore[attr-defined]
-        _require_batch(replay.batch_size, "algorithm.replay.batch_size")
         return Replays(
             replay.unroll_steps,
-            max(replay.start_rows, replay.batch_size) / ranks,
-            max(replay.update_interval / ranks, 1),  # a row of each learner at least
+            math.ceil(max(replay.start_rows, replay.batch_size) / ranks),
+            max(replay.update_interval // ranks, 1),  # a row of each learner at least
             replay.updates_per_interval,
             replay.batch_size / ranks,
             None if sync else config.learner.policy_lag,
         )
-    _require_batch(options.batch_size, "algorithm.batch_size")
     options = options.for_environments(
         environments * ranks, task.agents, task.max_episode_steps, remembers=task.remembers
     )
@@ -169,11 +169,6 @@ def learning_of(
         return plan(Speed(pace.turn_s, max(pace.learn_s, 1e-9)), demand, given)
     chosen = unmeasured(demand, given, environments)
     return chosen if sync or lag is not None else replace(chosen, max_policy_lag=_PLANNED_LAG)
-
-
-def _require_batch(size: int, name: str) -> None:
-    if not size:
-        raise ConfigError(f"{name}=0 is found on the device that learns; set it to plan")
 
 
 def scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:

@@ -19,8 +19,8 @@ _TIMEOUT_S = 300.0
 _POLL_S = 0.1
 
 
-def small(config: ExperimentConfig, workers: int = 1) -> dict[str, Any]:
-    """Return the configuration's content for a probe: on the CPU, no evaluations, no end."""
+def small(config: ExperimentConfig) -> dict[str, Any]:
+    """Return a probe's configuration as data: one worker, on the CPU, no evaluations, no end."""
     data = plain_data(config)
     data["run"] |= {
         "max_updates": 0,
@@ -29,7 +29,7 @@ def small(config: ExperimentConfig, workers: int = 1) -> dict[str, Any]:
         "max_episodes": 0,
         "name": "plan",
     }
-    data["env_server"] |= {"num_workers": workers, "learner": "127.0.0.1:50051"}
+    data["env_server"] |= {"num_workers": 1, "learner": "127.0.0.1:50051"}
     data["learner"] |= {"device": "cpu", "precision": "fp32", "log_every_s": 0.2}
     data["learner"] |= {"checkpoint_every_updates": 1_000_000_000}
     data["evaluation"] |= {"every_updates": 0, "every_env_steps": 0, "every_minutes": 0}

@@ -11,10 +11,13 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
-from murmur.plan.engine import SLICE_S, Engine, Pool, Thread
+from murmur.learner_service.storage.storage import Unroll
+from murmur.plan.engine import SLICE_S, Done, Engine, Pool, Thread
 from murmur.plan.model import Outcome, System
-from murmur.plan.storage import Unroll, make_storage
+from murmur.plan.storage import Replays, make_storage
 
 _FEW, _MANY = 4, 2  # ranks that are simulated, with few and with many sessions each
 _MANY_SESSIONS = 32
@@ -68,6 +71,7 @@ class _Rank:
         if device is None:
             self.learners += [Thread(pool) for _ in range(system.costs.threads - 1)]
         self.storage = make_storage(system.learning)
+        self.batch: Any = None  # of the update under way
         self.pending: deque[_Session] = deque()
         self.blocked: list[_Session] = []
         self.served: list[_Session] = []
@@ -85,7 +89,7 @@ class _Rank:
 class Simulation:
     """One run of the model. Of many equal ranks it simulates some, which stand for all."""
 
-    def __init__(self, system: System, limits: Limits | None = None, seed: int = 1) -> None:
+    def __init__(self, system: System, limits: Limits | None = None) -> None:
         """Set up the simulation."""
         self.system, self.limits = system, limits or Limits()
         self.engine = Engine()
@@ -97,7 +101,7 @@ class Simulation:
         self.pool = Pool(self.engine, max(1, round((system.cores - whole) * share)))
         if part := system.others - whole:
             self._continue((Thread(self.pool), SLICE_S / part, 0.0))
-        self._random = random.Random(seed)  # noqa: S311 - reproducible, not secret
+        self._random = random.Random(1)  # noqa: S311 - reproducible, not secret
         self._sigma = math.sqrt(math.log(1 + system.costs.jitter**2))
         self.ranks = []
         for _ in range(self.together):
@@ -217,11 +221,14 @@ class Simulation:
 
     def _arrive(self, session: _Session) -> None:
         """Receive the observations by gRPC."""
-        work = self.system.costs.io_message_s
+        self._run(session.io, self.system.costs.io_message_s, self._received, session)
+
+    def _run(self, thread: Thread, work: float, done: Done, argument: object) -> None:
+        """Queue work that may be none at all: then `done` is called at once."""
         if work:
-            session.io.add(work * self._jitter(), self._received, session)
+            thread.add(work * self._jitter(), done, argument)
         else:
-            self._received(session)
+            done(argument)
 
     def _received(self, session: _Session) -> None:
         """Read the observations by the event loop."""
@@ -264,10 +271,7 @@ class Simulation:
     def _copy(self, what: tuple[_Rank, float]) -> None:
         """Copy a batch's observations, beside the interpreter."""
         rank, work = what
-        if work:
-            rank.copies.add(work * self._jitter(), self._learn_or_act, rank)
-        else:
-            self._learn_or_act(rank)
+        self._run(rank.copies, work, self._learn_or_act, rank)
 
     def _admit(self, rank: _Rank, batch: list[_Session]) -> list[Unroll]:
         """Write rows; who may act is put into `served`, the others wait for the learner."""
@@ -278,18 +282,17 @@ class Simulation:
             unroll = session.unroll
             if session.fresh and unroll is not None:
                 unroll.cursor += 1
-                if unroll.cursor == storage.length + 1:
+                if unroll.full:
                     filled.append(unroll)
                     session.unroll = unroll = None
             session.fresh = False
             if unroll is None:
-                full = envs * len(filled)
-                if not storage.may_begin(full, full * storage.length):
+                if not storage.may_begin(filled):
                     rank.blocked.append(session)
                     if session.since < 0:
                         session.since = now
                     continue
-                session.unroll = unroll = storage.begin(envs, full)
+                session.unroll = unroll = storage.begin(envs, 0, 0, filled)
                 unroll.cursor = 1
             rank.served.append(session)
         return filled
@@ -315,7 +318,7 @@ class Simulation:
         now, hop = self.engine.now, self.system.costs.hop_s
         for session in rank.served:
             assert session.unroll is not None
-            session.unroll.act(rank.version)
+            session.unroll.act(rank.version, None)
             if session.since >= 0:
                 self._sums["blocked"] += now - session.since
                 session.since = -1.0
@@ -331,7 +334,7 @@ class Simulation:
 
     def _wake(self, rank: _Rank) -> None:
         """Wake blocked sessions of a rank that may continue."""
-        if rank.blocked and rank.storage.may_begin(0, 0):
+        if rank.blocked and rank.storage.may_begin():
             rank.pending.extend(rank.blocked)
             rank.blocked = []
             self._serve(rank)
@@ -360,9 +363,8 @@ class Simulation:
             rank.waiting = False
             rank.updating = True
             rank.began = now
-            rows = rank.storage.sample(rank.version)
+            rows = self._sample(rank)
             self._sums["update_rows"] += rows
-            self._sums["lags"] += rank.storage.lag
             # More rows than the update is measured for: in proportion more minibatches.
             least = costs.update_rows / self.system.ranks
             times = max(1.0, rows / least) if least else 1.0
@@ -376,6 +378,14 @@ class Simulation:
                 self._launch((rank, host))
             if not self.system.sync:
                 self._wake(rank)
+
+    def _sample(self, rank: _Rank) -> float:
+        """Take an update's batch from the storage, note its lag, and return its rows."""
+        rank.batch = rank.storage.sample(rank.version, 0.0)
+        if isinstance(self.system.learning, Replays):
+            return self.system.learning.batch_rows
+        self._sums["lags"] += rank.version - fmean(rank.batch.version)
+        return float(rank.batch.size)
 
     def _launch(self, left: tuple[_Rank, float]) -> None:
         """Use the interpreter for an update, in turns with the threads that serve."""
@@ -397,7 +407,7 @@ class Simulation:
         for rank in self.ranks:
             rank.version += 1
             rank.updating = False
-            rank.storage.done()
+            rank.storage.done(rank.batch)
             self._sums["update_s"] += now - rank.began
             self._sums["updates"] += 1
         for rank in self.ranks:

@@ -276,7 +276,8 @@ def test_numbers_and_durations() -> None:
 
 
 def test_a_chart_has_gaps_and_bands() -> None:
-    svg = line_chart([Series("a", [0, 1, 2], [1.0, None, 3.0], [0.1, None, 0.2])], "step", "return")
+    line = Series("a", [0, 1, 2], [1.0, None, 3.0], [0.9, None, 2.8], [1.1, None, 3.2])
+    svg = line_chart([line], "step", "return")
     assert svg.startswith("<svg")
     assert "currentColor" in svg
 
