@@ -30,7 +30,12 @@ from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.serving.game import Game, opponent_view
 from murmur.runs.settings import with_plugin_defaults
 from murmur.shared.config import PluginConfig
-from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig, ImitationConfig
+from murmur.shared.config.experiment import (
+    AugmentConfig,
+    ExperimentConfig,
+    ImitationConfig,
+    LeagueConfig,
+)
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import MurmurError
 from murmur.shared.wire import spec as contract
@@ -50,7 +55,7 @@ from tests.turns import Scripted
 
 env = Scripted  # as PettingZoo's modules name games of turns
 
-CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
+CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 HEADING = "### Formerly refused"
 INF = float("inf")
 HYBRID = Dict({"say": Discrete(3), "go": Box(-1, 1, (2,))})
@@ -58,7 +63,7 @@ FREE = Box(-INF, INF, (2,))
 HALF = Box(0, INF, (2,))
 LARGE = MultiDiscrete([20, 20, 20])
 SEEN = ArraySpec("seen", "float32", (2,))
-IMAGE = ArraySpec("image", "uint8", (3, 40, 40))
+IMAGE = ArraySpec("image", "uint8", (3, 16, 16))
 THREE = contract.Discrete(3)
 OFF_POLICY = "maddpg", "matd3", "masac", "ddpg", "td3", "sac"
 ONE_CHOICE = "coma", "qmix", "vdn", "iql", "qplex"
@@ -179,14 +184,15 @@ def episodes(**options: Any) -> None:
     guarded_environment(experiment, 1, FaultCount(0, lambda reason, episodes: None))
 
 
-def game(agents: int, **options: Any) -> Game:
-    return Game.of(spec(agents=agents), config(league=options).league)
+def game(**options: Any) -> Game:
+    """A league's game of three agents."""
+    return Game.of(spec(agents=3), validate(LeagueConfig, options))
 
 
 def opponent(agents: tuple[str, ...]) -> None:
     """Let a policy that acts for these of the agents a, b, c play against a."""
     saved = EnvSpec("toy", len(agents), (SEEN,), THREE, agents=agents)
-    against = game(3, agents=["a"], checkpoints=["x"])
+    against = game(agents=["a"], checkpoints=["x"])
     opponent_view(Path("x"), {"spec": spec_text(saved)}, against, plays_itself=False)
 
 
@@ -196,7 +202,7 @@ def resized(network: Mapping[str, Any]) -> None:
 
 
 def command(name: str) -> None:
-    assert name in typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
+    assert name in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def every(names: tuple[str, ...], attempt: Callable[[str], object]) -> None:
@@ -359,6 +365,12 @@ ROWS = (
         lambda: every(ONE_CHOICE, lambda name: played("Play", name, acts=HALF)),
     ),
     Row(
+        "zero-size array to reduction operation maximum … (of a Box without a number)",
+        "has choices among [] alternatives and no number: nothing to learn; give it a choice among "
+        "2 or more",
+        lambda: made(acts=Box(-1, 1, (0,))),
+    ),
+    Row(
         "environment.team: true wants Tuple spaces with one entry for each agent; …",
         "environment.team: true wants Tuple spaces with one entry for each agent; this "
         "environment observes Box(…) and acts by Tuple(…)",
@@ -385,7 +397,7 @@ ROWS = (
     ),
     Row(
         "has no 'parallel_env': its agents take turns (AEC), …",
-        "has no 'parallel_env': its agents take turns: write tests.system.test_former_refusals:env",
+        "has no 'parallel_env': its agents take turns: write tests.test_former_refusals:env",
         lambda: made(f"{__name__}:parallel_env"),
     ),
     Row(
@@ -425,7 +437,12 @@ ROWS = (
         "network.frame_stack and network.recurrent cannot be combined with a replay; …",
         "network.frame_stack=2 and network.recurrent cannot be combined with a replay; set "
         "network.frame_stack=1, or network.recurrent=0",
-        lambda: learner("qmix", spec(THREE, IMAGE), {**CNN, "recurrent": 8, "frame_stack": 2}),
+        lambda: learner(
+            "qmix",
+            spec(THREE, IMAGE),
+            {**CNN, "recurrent": 8, "frame_stack": 2},
+            replay={"capacity_rows": 640, "start_rows": 64},
+        ),
     ),
     Row(
         "augment: a recurrent network with a replay learns from whole sequences, …",
@@ -494,7 +511,7 @@ ROWS = (
     legal(
         "a league plays two equal teams, environment 'toy' has 3 agents",
         "`league: {agents: [a], checkpoints: [FILE]}`",
-        lambda: game(3, agents=["a"], checkpoints=["x"]),
+        lambda: game(agents=["a"], checkpoints=["x"]),
     ),
     legal(
         "opponent … was trained on something else than this run's team",
@@ -506,7 +523,7 @@ ROWS = (
         "a league plays two equal teams, environment 'toy' has 3 agents: let the learner act for "
         "both (in snakes: environment.control=both), name the agents that learn by "
         "league.agents, or set league.size=0 and league.checkpoints=[]",
-        lambda: game(3, size=4),
+        lambda: game(size=4),
     ),
     Row(
         "opponent … was trained on something else than this run's team: … (of other agents)",
@@ -569,8 +586,8 @@ ROWS = (
     ),
     Row(
         "checkpoint … is of another environment: num_agents: … (of a network that is fed it)",
-        "best.pt is of 2 agents and cannot act for 5: network.agent_id=true feeds each agent's "
-        "number …",
+        "checkpoint best.pt is of 2 agents and cannot act for 5: network.agent_id=true feeds each "
+        "agent's number; train with false",
         lambda: resized({"name": "mlp", "hidden": [8]}),
     ),
     # Trainings: tests/learner_service/algorithms/test_happo.py and test_qplex.py.
