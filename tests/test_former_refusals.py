@@ -148,7 +148,7 @@ def learner(
     augment: AugmentConfig | None = None,
     **options: Any,
 ) -> EnvSpec:
-    """Build what a learner of that environment learns by, and its storage."""
+    """Build what a learner of that environment learns by; with options of a replay, that too."""
     of = of or spec()
     built = build_algorithm(
         validate(PluginConfig, {"name": algorithm, **options}),
@@ -160,7 +160,8 @@ def learner(
         augment,
         imitation,
     )
-    built.make_storage(of, 1)
+    if "replay" in options:
+        built.make_storage(of, 1)
     return of
 
 
@@ -243,6 +244,7 @@ class Row:
 
 legal = partial(Row, legal=True)
 TURNS = "tests.turns:Scripted"
+SMALL = {"capacity_rows": 640, "start_rows": 64}
 MEMORY = {"name": "mlp", "hidden": [8], "recurrent": 8}
 LSTM = {**MEMORY, "recurrent_cell": "lstm"}
 TEAMS = {"x": {"agents": ["a"], "actor_lr": 1e-3, "network": {"hidden": [4]}}, "y": {"agents": [1]}}
@@ -426,12 +428,12 @@ ROWS = (
         "algorithm.replay.prioritized=true is not supported with a recurrent network: it is for "
         "single rows, and memory is learned from whole sequences; set it to false, or "
         "network.recurrent=0",
-        lambda: learner("masac", network=MEMORY, replay={"prioritized": True}),
+        lambda: learner("masac", network=MEMORY, replay={**SMALL, "prioritized": True}),
     ),
     Row(
         "algorithm.replay.n_step=3 is not supported with a recurrent network, …",
         "algorithm.replay.n_step=3 is not supported …; set it to 1, or network.recurrent=0",
-        lambda: learner("qmix", network=MEMORY, replay={"n_step": 3}),
+        lambda: learner("qmix", network=MEMORY, replay={**SMALL, "n_step": 3}),
     ),
     Row(
         "network.frame_stack and network.recurrent cannot be combined with a replay; …",
@@ -441,14 +443,16 @@ ROWS = (
             "qmix",
             spec(THREE, IMAGE),
             {**CNN, "recurrent": 8, "frame_stack": 2},
-            replay={"capacity_rows": 640, "start_rows": 64},
+            replay=SMALL,
         ),
     ),
     Row(
         "augment: a recurrent network with a replay learns from whole sequences, …",
         "augment: a recurrent network with a replay learns from whole sequences, which are not "
         "augmented; leave out the section augment, or set network.recurrent=0",
-        lambda: learner("qmix", spec(THREE, IMAGE), {**CNN, "recurrent": 8}, augment=SHIFT),
+        lambda: learner(
+            "qmix", spec(THREE, IMAGE), {**CNN, "recurrent": 8}, augment=SHIFT, replay=SMALL
+        ),
     ),
     Row(
         "algorithm.critic_network.recurrent: policy and critic are fed and remember alike",
