@@ -390,7 +390,7 @@ ROWS = (
             },
         ),
     ),
-    # Trainings: tests/learner_service/learning/test_turns.py.
+    # Trainings: tests/benchmarks/test_turns.py; updates: tests/learner_service/learning/test_turns.py.
     legal(
         "whose metadata does not say is_parallelizable: its agents take turns (AEC), and murmur "
         "steps all agents at once",
@@ -408,7 +408,7 @@ ROWS = (
         "turns; set mappo, ippo or ppo",
         lambda: learner("coma", made(TURNS)),
     ),
-    # Trainings: tests/learner_service/algorithms/test_recurrent_off_policy.py.
+    # Updates: tests/learner_service/algorithms/test_recurrent_actor_critic.py.
     legal(
         "network.recurrent = 64, but this algorithm has no use for memory",
         "as it is, with every algorithm",
@@ -460,7 +460,7 @@ ROWS = (
         "network.recurrent for both",
         lambda: learner(network=MEMORY, critic_network={"recurrent": 0}),
     ),
-    # Trainings: tests/system/test_training.py, tests/learner_service/serving/test_curriculum.py.
+    # Trainings: tests/system/test_training.py, case "curriculum".
     legal(
         "unknown key 'environment.curriculum'",
         "`environment.curriculum: {wind: {from: 0, to: 10, over_env_steps: 1e6}}`",
@@ -594,7 +594,7 @@ ROWS = (
         "agent's number; train with false",
         lambda: resized({"name": "mlp", "hidden": [8]}),
     ),
-    # Trainings: tests/learner_service/algorithms/test_happo.py and test_qplex.py.
+    # Trainings: test_happo.py and test_qplex.py in tests/learner_service/algorithms.
     legal(
         "no algorithm 'happo'; it is not built here",
         "`algorithm.name: happo`",
