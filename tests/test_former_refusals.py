@@ -390,7 +390,7 @@ ROWS = (
             },
         ),
     ),
-    # Trainings: tests/benchmarks/test_turns.py; updates: tests/learner_service/learning/test_turns.py.
+    # Trainings: tests/benchmarks/test_turns.py.
     legal(
         "whose metadata does not say is_parallelizable: its agents take turns (AEC), and murmur "
         "steps all agents at once",
