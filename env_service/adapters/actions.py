@@ -18,6 +18,7 @@ from murmur.env_service.adapters.casts import WHOLE
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import (
     ACTION_MASK,
+    MOST_JOINT_ACTIONS,
     ActionSpec,
     Composite,
     Continuous,
@@ -30,7 +31,6 @@ from murmur.shared.wire.timestep import Array
 Space = spaces.Space[Any]
 Bounds = tuple[float, float]
 _NO_BOUND = 1e30  # a wider Box has no bounds that mean anything
-_MOST_JOINT_ACTIONS = 4096  # combinations of an agent's choices
 _SCALED = -1.0, 1.0  # range of the contract's numbers that have both bounds
 _FREE = -math.inf, math.inf
 _ROUNDING = 1e-5  # tolerance of a scaled number at its bound
@@ -295,7 +295,7 @@ class ActionLayout:
             columns: the agent's numbers among the U.
             lead: leading dimensions of rows.
         """
-        if isinstance(space, spaces.Box) and not lead:
+        if isinstance(space, spaces.Box) and self._width and not lead:
             whole_row = columns == list(range(self._width)) and space.shape == (self._width,)
             if whole_row and space.dtype == self._low.dtype:
                 return lambda row: row
@@ -409,10 +409,10 @@ def _combinations(
         ConfigError: if there are too many combinations.
     """
     several = len(own.factors) > 1
-    if several and count > _MOST_JOINT_ACTIONS:
+    if several and count > MOST_JOINT_ACTIONS:
         raise ConfigError(
             f"agent '{agent}' acts in {own.space}: {count} combinations, more than "
-            f"{_MOST_JOINT_ACTIONS}; use mappo, happo, ippo or ppo with "
+            f"{MOST_JOINT_ACTIONS}; use mappo, happo, ippo or ppo with "
             "environment.joint_actions: false, or choose some of them in a factory of your own"
         )
     digits = _digits(own.factors)

@@ -229,7 +229,10 @@ def state_layout(space: Space, config: AdapterConfig, agents: Sequence[str] = ()
         return _states_layout([state_layout(space[agent], config) for agent in agents], agents)
     leaves = list(_leaves(space, (), STATE, config))
     if len(leaves) != 1 or leaves[0].path:
-        raise ConfigError(f"state() gives a {space}; set environment.state: false")
+        own = f", a Dict with a state of each agent ({', '.join(agents)})" if agents else ""
+        raise ConfigError(
+            f"state() gives a {space}; give one array{own}, or set environment.state: false"
+        )
     leaf = leaves[0]
     shape, dtype = leaf.image or ((math.prod(leaf.shape),), "float32")
     spec = ArraySpec(STATE, dtype, shape, per_agent=False)

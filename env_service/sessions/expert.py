@@ -62,9 +62,10 @@ class Expert:
             kind = "several choices or numbers at once" if several else "continuous"
             raise ConfigError(
                 f"imitation.baseline={self._name}: actions of '{self.spec.name}' are {kind}; "
-                "imitation needs discrete ones"
-                + "; where they are choices alone, environment.joint_actions: true makes one of "
-                "them" * several
+                "imitation needs discrete ones; to clone others, record episodes (murmur record "
+                f"--baseline {self._name}) and set imitation.dataset"
+                + "; or, if they are choices alone, set environment.joint_actions: true"
+                * several
             )
         if asked:
             self._make = find_baseline(config.environment, self._name)

@@ -82,6 +82,8 @@ KNOWN_AS: dict[str, dict[str, Any]] = {
     "iddpg": {"name": "ddpg"},
     "itd3": {"name": "td3"},
     "isac": {"name": "sac"},
+    "dmaq": {"name": "qplex"},
+    "dmaqqatten": {"name": "qplex"},
 }
 # Names of the literature that are not built: the nearest plug-in.
 NEAREST: dict[str, dict[str, Any]] = {

@@ -266,7 +266,8 @@ def _require_use(name: str, width: int, may_remember: bool, groups: int) -> None
     if groups > 1:
         raise ConfigError(
             f"network '{name}' has one parameter group for all agents, {groups} are "
-            "wanted; let all agents share their parameters, or use a network that declares STACKED"
+            "wanted; let all agents share their parameters (algorithm.share_parameters: true), or "
+            "use a network that declares STACKED, such as mlp or cnn"
         )
 
 

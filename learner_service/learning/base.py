@@ -50,15 +50,19 @@ from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.wire.spec import (
     EXPERT_ACTION,
+    MOST_JOINT_ACTIONS,
+    ActionSpec,
     Composite,
     Continuous,
     Discrete,
     EnvSpec,
+    action_bounds,
     with_expert,
 )
 
 B = TypeVar("B", bound=Batch)
 _SCALER = "scaler"
+_SEVERAL = "use mappo, happo, ippo or ppo"  # which take actions of several parts, with any bounds
 _SEEDS_APART = 1009  # between teams; an algorithm draws by a few seeds from its own on
 # Of an optimiser: the configuration's and the device's, not the state's.
 _HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
@@ -354,14 +358,21 @@ def require_discrete(algorithm: str, spec: EnvSpec) -> int:
     Raises:
         SpecError: if they are not discrete.
     """
-    if isinstance(spec.action, Continuous):
+    action = spec.action
+    if isinstance(action, Continuous):
+        bounded = math.isfinite(action.low) and math.isfinite(action.high)
+        others = ", or maddpg, matd3, masac, ddpg, td3 or sac" if bounded else ""
         raise SpecError(
-            f"{algorithm} needs discrete actions; '{spec.name}' has {spec.action}; use mappo, "
-            "maddpg or masac"
+            f"{algorithm} needs discrete actions; '{spec.name}' has {action}; {_SEVERAL}{others}"
+        )
+    if isinstance(action, Composite) and not action.factors:
+        raise SpecError(
+            f"{algorithm} needs discrete actions; '{spec.name}' has {action.size} numbers with "
+            f"the bounds {_bounds_text(action)}; {_SEVERAL}"
         )
     require_single(algorithm, spec)
-    assert isinstance(spec.action, Discrete)
-    return spec.action.num_actions
+    assert isinstance(action, Discrete)
+    return action.num_actions
 
 
 def require_single(algorithm: str, spec: EnvSpec) -> None:
@@ -370,17 +381,19 @@ def require_single(algorithm: str, spec: EnvSpec) -> None:
     Raises:
         SpecError: for such actions, naming the fix.
     """
-    if not isinstance(spec.action, Composite):
+    action = spec.action
+    if not isinstance(action, Composite):
         return
-    advice = "use mappo, happo, ippo or ppo"
-    if not spec.action.size:
+    advice, numbers = _SEVERAL, f" and {action.size} numbers" if action.size else ""
+    combinations = math.prod(action.factors)
+    if not action.size and combinations <= MOST_JOINT_ACTIONS:
         advice += (
-            f", or set environment.joint_actions: true, where {math.prod(spec.action.factors)} "
-            "combinations are then one choice each"
+            f", or set environment.joint_actions: true: each of the {combinations} combinations "
+            "is then one action"
         )
     raise SpecError(
         f"{algorithm} takes one choice or numbers within one range; '{spec.name}' has choices "
-        f"among {list(spec.action.factors)} and {spec.action.size} numbers at once; {advice}"
+        f"among {list(action.factors)}{numbers} at once; {advice}"
     )
 
 
@@ -388,18 +401,24 @@ def require_bounds(algorithm: str, spec: EnvSpec) -> tuple[float, float]:
     """The lowest and the highest number of continuous actions.
 
     Raises:
-        SpecError: if they are not finite.
+        SpecError: if they are not finite, or not those of all numbers.
     """
-    require_single(algorithm, spec)
-    assert isinstance(spec.action, Continuous)
-    low, high = spec.action.low, spec.action.high
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise SpecError(
-            f"{algorithm} needs actions with finite bounds, low < high; '{spec.name}' has "
-            f"[{low}, {high}]; use mappo, happo, ippo or ppo, or bound the actions in a factory "
-            "of your own, for example with gymnasium.wrappers.TransformAction"
-        )
-    return low, high
+    action = spec.action
+    if isinstance(action, Continuous) and math.isfinite(action.low) and math.isfinite(action.high):
+        return action.low, action.high
+    if isinstance(action, Composite) and action.factors:
+        require_single(algorithm, spec)
+    raise SpecError(
+        f"{algorithm} needs actions with finite bounds, the same for all numbers; '{spec.name}' "
+        f"has {_bounds_text(action)}; {_SEVERAL}, or bound the actions in a factory of your own, "
+        "for example with gymnasium.wrappers.TransformAction"
+    )
+
+
+def _bounds_text(action: ActionSpec) -> str:
+    """Return the different bounds of the numbers, such as [-1, 1], [0, inf]."""
+    bounds = zip(*action_bounds(action), strict=True)
+    return ", ".join(dict.fromkeys(f"[{low:g}, {high:g}]" for low, high in bounds))
 
 
 def algorithm_config(config: PluginConfig) -> AlgorithmConfig:
@@ -499,9 +518,12 @@ def build_algorithm(
             "murmur.learner_service.learning.base.Algorithm"
         )
     if spec.observation(EXPERT_ACTION) and not algorithm.IMITATES:
+        replayed = ""
+        if hasattr(options, "replay"):
+            replayed = ": its replay takes recorded episodes, algorithm.replay.dataset"
         raise ConfigError(
             f"imitation: algorithm '{config.name}' does not imitate; set coma, mappo, happo, ippo "
-            "or ppo, or leave imitation out"
+            f"or ppo, or leave imitation out{replayed}"
         )
     if spec.takes_turns:
         _require_turns(config.name, algorithm, spec)

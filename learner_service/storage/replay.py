@@ -958,8 +958,8 @@ class SequenceReplay(ReplayStorage):
                 )
         if self._frames is not None:
             raise ConfigError(
-                "network.frame_stack and network.recurrent cannot be combined with a replay; set "
-                "one of them to its default"
+                f"network.frame_stack={self._frames.depth} and network.recurrent cannot be "
+                "combined with a replay; set network.frame_stack=1, or network.recurrent=0"
             )
         if c.dataset:
             raise ConfigError(

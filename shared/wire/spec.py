@@ -26,6 +26,7 @@ MAX_AGENTS = 4_096
 MAX_ARRAYS = 256  # observations, and metrics
 MAX_DIMENSIONS = 8
 MAX_ACTIONS = 65_536
+MOST_JOINT_ACTIONS = 4096  # combinations of an agent's choices: environment.joint_actions
 MAX_NAME_CHARACTERS = 256
 MAX_AGENT_NAME_BYTES = 262_144  # of all agents together, in UTF-8: they travel in one Hello
 MAX_EPISODE_STEPS = 10_000_000

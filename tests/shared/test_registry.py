@@ -1,10 +1,11 @@
 """Plug-ins by name."""
 
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 
-from murmur.learner_service import algorithms
+from murmur.learner_service import algorithms, networks
 from murmur.shared.config.plugins import load_plugin, plugin_names
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError
@@ -38,12 +39,12 @@ def test_a_name_of_the_literature_says_what_to_write(name: str, words: str) -> N
         load_plugin("algorithm", name)
 
 
-def test_what_is_advised_for_another_name_is_valid() -> None:
-    advised = [*algorithms.KNOWN_AS.values(), *algorithms.NEAREST.values()]
-    for options in advised:
+@pytest.mark.parametrize(("kind", "package"), [("algorithm", algorithms), ("network", networks)])
+def test_what_is_advised_for_another_name_is_valid(kind: str, package: Any) -> None:
+    for options in (*package.KNOWN_AS.values(), *package.NEAREST.values()):
         given = {key: value for key, value in options.items() if key != "name"}
-        validate(load_plugin("algorithm", options["name"]).Config, given)
-    assert not {*algorithms.KNOWN_AS, *algorithms.NEAREST} & set(plugin_names("algorithm"))
+        validate(load_plugin(kind, options["name"]).Config, given)
+    assert not {*package.KNOWN_AS, *package.NEAREST} & set(plugin_names(kind))
 
 
 def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ def test_an_algorithm_of_one_choice_refuses_several(name: str) -> None:
         SpecError, match=r"among \[2, 3\] and 2 numbers .* use mappo, happo, ippo or ppo$"
     ):
         algorithm_for(name, HYBRID)
-    with pytest.raises(SpecError, match="joint_actions: true, where 6 combinations"):
+    with pytest.raises(SpecError, match="joint_actions: true: each of the 6 combinations"):
         algorithm_for(name, Composite((2, 3)))
 
 

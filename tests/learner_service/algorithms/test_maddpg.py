@@ -546,7 +546,7 @@ def test_a_presets_target_noise_is_for_continuous_actions() -> None:
 
 def test_actions_without_bounds_are_refused() -> None:
     spec = EnvSpec("arm", 1, (ArraySpec("view", "float32", (4,)),), Continuous(2, -1, float("inf")))
-    with pytest.raises(SpecError, match=r"finite bounds, low < high; 'arm' has \[-1, inf\]"):
+    with pytest.raises(SpecError, match=r"finite bounds, .*; 'arm' has \[-1, inf\]"):
         make(spec)
 
 

@@ -230,7 +230,7 @@ def test_masked_actions_are_never_chosen() -> None:
 
 
 def test_unbounded_actions_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"finite bounds, low < high; 'toy' has \[-inf, 1.0\]"):
+    with pytest.raises(SpecError, match=r"finite bounds, .*; 'toy' has \[-inf, 1\]"):
         make(toy(Continuous(2, -math.inf, 1.0)))
 
 
