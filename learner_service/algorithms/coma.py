@@ -44,7 +44,7 @@ from murmur.learner_service.learning.minibatches import (
     imitation,
     recurrent_states,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, RecurrentStates
 from murmur.learner_service.learning.policies import ComaPolicy
 from murmur.learner_service.learning.returns import (
     bounded_log,
@@ -55,7 +55,6 @@ from murmur.learner_service.learning.returns import (
     taken,
     target_of,
 )
-from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
 from murmur.learner_service.storage.rollout import Rollout, transitions
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
@@ -184,7 +183,7 @@ class Coma(OnPolicyAlgorithm):
 
     @override
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
-        self._choose = self._fixed.capture("choose", self._choose_block)
+        self._choose = self._capture("choose", self._choose_block, in_place=True)
         return {"critic": self._fit, "actor": self._improve}
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:

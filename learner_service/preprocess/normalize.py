@@ -24,14 +24,13 @@ from murmur.learner_service.preprocess.transform import (
     with_reward,
 )
 from murmur.learner_service.ranks.group import Group
-from murmur.learner_service.storage.storage import Batch
+from murmur.learner_service.storage.storage import Batch, is_transition
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, NO_INPUTS, TURN_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
 B = TypeVar("B", bound=Batch)
-_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 class ObservationNorm(nn.Module):
@@ -151,7 +150,7 @@ class NormalizeObservations(Transform):
         seen = with_arrays(batch, lambda arrays: self.norm.normalised(arrays, OBSERVATION))
         there = torch.ones_like(reward_of(batch))
         if (kinds := batch.arrays.get("step_type")) is not None:
-            there = (kinds != _ABORTED).unsqueeze(-1).expand_as(there)
+            there = (kinds != int(StepType.ABORTED)).unsqueeze(-1).expand_as(there)
         self.norm.update(batch.arrays, there, self._group)
         return seen
 
@@ -209,8 +208,7 @@ class NormalizeRewards(Transform):
             counted = counted * (alive != 0)
         earned, kinds = reward, batch.arrays.get("step_type")
         if kinds is not None:  # rows in sequence, each with the reward of the action before it
-            taken = (kinds[:-1] < _LAST) & (kinds[1:] != _ABORTED)
-            earned, counted = reward[1:], counted[:-1] * taken.unsqueeze(-1)
+            earned, counted = reward[1:], counted[:-1] * is_transition(kinds).unsqueeze(-1)
         self._moments.update(earned, counted, self._group)
         return with_reward(batch, self._moments.scaled(reward))
 

@@ -28,7 +28,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import ROOT
 from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
 from murmur.learner_service.device.device import keep_freed_memory
-from murmur.learner_service.preprocess.augment import build_augment
+from murmur.learner_service.preprocess.augment.building import build_augment
 from murmur.learner_service.preprocess.augment.draws import Draws
 from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
 from murmur.shared.config.experiment import AugmentConfig

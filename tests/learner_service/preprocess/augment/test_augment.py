@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from murmur.learner_service.preprocess.augment import build_augment, build_rl_augment
 from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.augment.building import build_augment, build_rl_augment
 from murmur.learner_service.preprocess.augment.presets import STRENGTHS, Strength, strength_of
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.config.section import validate
