@@ -71,8 +71,6 @@ class Config(options.OnPolicyCriticConfig):
     action; and to a weight of the entropy that does not know the rewards' unit, neither are small.
     """
 
-    batch_size: options.BatchSize = 256
-    batch_number: options.BatchNumber = 8
     data_passes: options.DataPasses = 4
     normalize_rewards: bool = Field(
         True, description="divide rewards by their running root mean square"
@@ -83,9 +81,7 @@ class Config(options.OnPolicyCriticConfig):
         "value, as in the paper, or the TD(lambda) return, which has none of the critic's bias",
     )
     td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
-    actor_lr: options.ActorRate = 5e-4
     critic_lr: options.CriticRate = 1e-3
-    entropy_weight: options.EntropyWeight = 0.01
     epsilon_start: options.EpsilonStart = 0.05
     epsilon_end: options.EpsilonEnd = 0.0
     epsilon_env_steps: int = Field(
@@ -132,7 +128,6 @@ class Coma(OnPolicyAlgorithm):
     POLICY, IMITATES = ComaPolicy, True
     _NUM_BATCH_SCALARS = 3  # mean, variance and deviation of targets
     _config: Config
-    _critic_inputs: CriticInputs
 
     def _build(self) -> None:
         """pi(u | o) of each agent, Q(s, u) of all own actions, and its target Q'.
@@ -281,10 +276,6 @@ class Coma(OnPolicyAlgorithm):
         self._group.sum_([squares])
         variance = squares / counted
         return columns, weight, torch.stack([mean, variance, variance.sqrt()])
-
-    def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
-        """Inputs of actor and critic."""
-        return self._actor_inputs(obs), self._critic_inputs(obs, action)
 
     def _fit(self, minibatches: Pass) -> None:
         """Fit the critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.

@@ -19,7 +19,7 @@ from typing_extensions import override
 from murmur.learner_service.device.cuda_graph import Captured, Outputs
 from murmur.learner_service.device.streams import Pace
 from murmur.learner_service.layers.forward import chunk_of
-from murmur.learner_service.layers.inputs import ActorInputs, CriticInputs, Inputs
+from murmur.learner_service.layers.inputs import ActorInputs, Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.actor_critic import ActorCritic
 from murmur.learner_service.learning.fixed_shapes import FixedShapes
@@ -129,7 +129,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
     REMEMBERS = True
     _NUM_BATCH_SCALARS: int  # length of the last result of `_learnable`
     _config: OnPolicyCriticConfig
-    _critic_inputs: ActorInputs | CriticInputs
+    _critic_inputs: ActorInputs
     _step_scalars: tuple[str, ...]  # names of logged scalars, means over minibatches
     _logged: tuple[str, ...]
     _single = False  # minibatches are of single agents' rows
@@ -404,6 +404,9 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         self._pace.given()
         return outputs
 
-    @abstractmethod
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
-        """Return inputs of actor and critic."""
+        """Return inputs of actor and critic; the same object where both are fed alike."""
+        actor = self._actor_inputs(obs)
+        if self._critic_inputs is self._actor_inputs:
+            return actor, actor
+        return actor, self._critic_inputs(obs, action)
