@@ -21,9 +21,7 @@ from typing_extensions import override
 
 from murmur.learner_service.layers.distributions import ILLEGAL
 from murmur.learner_service.layers.duplex import DuplexMixer
-from murmur.learner_service.layers.forward import forward
 from murmur.learner_service.layers.inputs import StateInputs
-from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_discrete
 from murmur.learner_service.learning.exploration import EpsilonGreedy
@@ -234,16 +232,16 @@ class Qmix(OffPolicyAlgorithm):
         """
         agents, target, double = self.values.agents, self.target.agents, self._config.double_q
         if sequences is not None:
-            every = self._q(agents, sequences.obs, sequences.hidden)
+            every = self._outputs(agents, sequences.obs, sequences.hidden)
             with torch.no_grad():
-                value = sequences.following(self._q(target, sequences.obs, sequences.hidden))
+                value = sequences.following(self._outputs(target, sequences.obs, sequences.hidden))
             chooser = sequences.following(every.detach()) if double else value
             return sequences.now(every), value, chooser
         next_obs = observed(rows, NEXT)
         with torch.no_grad():
-            value = self._q(target, next_obs)
-            chooser = self._q(agents, next_obs) if double else value
-        return self._q(agents, observed(rows)), value, chooser
+            value = self._outputs(target, next_obs)
+            chooser = self._outputs(agents, next_obs) if double else value
+        return self._outputs(agents, observed(rows)), value, chooser
 
     @torch.no_grad()
     def _target(
@@ -281,15 +279,6 @@ class Qmix(OffPolicyAlgorithm):
             return values, torch.zeros_like(lowest)
         allowed = values.clamp(lowest / remaining, highest / remaining)
         return allowed, (allowed != values).float().mean()
-
-    def _q(
-        self,
-        agents: nn.Module,
-        obs: Mapping[str, Tensor],
-        hidden: RecurrentState | None = None,
-    ) -> Tensor:
-        """[B, A, K] float32; with a recurrent state of joint rows B = T * S, time outermost."""
-        return forward(agents, self._actor_inputs(obs), hidden, self._precision)[0]
 
     def _mix(
         self,
