@@ -10,11 +10,7 @@ from murmur.learner_service.layers.stacked import sharing_agents
 from murmur.learner_service.preprocess.augment.base import Augment
 from murmur.learner_service.preprocess.augment.building import build_rl_augment
 from murmur.learner_service.preprocess.frozen import HideFrozen
-from murmur.learner_service.preprocess.normalize import (
-    NormalizeObservations,
-    NormalizeRewards,
-    ObservationNorm,
-)
+from murmur.learner_service.preprocess.normalize import NormalizeObservations, NormalizeRewards
 from murmur.learner_service.preprocess.running_moments import RunningMoments
 from murmur.learner_service.preprocess.stack_frames import StackFrames
 from murmur.learner_service.preprocess.transform import Transform, Transforms
@@ -111,7 +107,7 @@ def build_transforms(
                 "augment.preset=symmetry mirrors observations in the environment's own units; set "
                 f"{NORMALISE}=false"
             )
-        parts.append(NormalizeObservations(ObservationNorm(spec, slices, counted, device), group))
+        parts.append(NormalizeObservations(spec, slices, counted, group, device))
     if frozen:
         parts.append(HideFrozen(frozen, slices, device))
     changes: Augment | None = None
