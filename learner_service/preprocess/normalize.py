@@ -92,7 +92,7 @@ class NormalizeObservations(nn.Module, Transform):
                 found[prefix + name] = self._of(name).normalised(self._rows(name, x)).view(x.shape)
         return found
 
-    def _take_in(self, arrays: Mapping[str, Tensor], there: Tensor) -> None:
+    def update(self, arrays: Mapping[str, Tensor], there: Tensor) -> None:
         """Take in a batch's observations.
 
         Args:
@@ -138,7 +138,7 @@ class NormalizeObservations(nn.Module, Transform):
         there = torch.ones_like(reward_of(batch))
         if (kinds := batch.arrays.get("step_type")) is not None:
             there = (kinds != int(StepType.ABORTED)).unsqueeze(-1).expand_as(there)
-        self._take_in(batch.arrays, there)
+        self.update(batch.arrays, there)
         return seen
 
     @override
