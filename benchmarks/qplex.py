@@ -94,7 +94,7 @@ def score(name: str, seed: int, updates: int) -> dict[str, Any]:
     joint = torch.cartesian_prod(*(torch.arange(n) for n in payoffs.shape))
     observation = {"observation": torch.ones(len(joint), 2, 1)}
     first, second = algorithm.make_policy().act(observation, None)["action"][0].tolist()
-    q = algorithm._q(algorithm.values.agents, observation)
+    q = algorithm._outputs(algorithm.values.agents, observation)
     values = algorithm._mix(algorithm.values, q, joint, None, observation).view(payoffs.shape) / 2
     return {
         "greedy, latest weights": float(payoffs[first, second]),

@@ -44,7 +44,7 @@ from murmur.learner_service.learning.minibatches import (
     imitation,
     recurrent_states,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, RecurrentStates
 from murmur.learner_service.learning.policies import ComaPolicy
 from murmur.learner_service.learning.returns import (
     bounded_log,
@@ -55,7 +55,6 @@ from murmur.learner_service.learning.returns import (
     taken,
     target_of,
 )
-from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
 from murmur.learner_service.storage.rollout import Rollout, transitions
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
@@ -74,8 +73,6 @@ class Config(options.OnPolicyCriticConfig):
 
     BEFORE: ClassVar[Mapping[str, Any]] = {"advantage": "critic", "normalize_rewards": False}
 
-    batch_size: options.BatchSize = 256
-    batch_number: options.BatchNumber = 8
     data_passes: options.DataPasses = 4
     normalize_rewards: bool = Field(
         True, description="divide rewards by their running root mean square"
@@ -86,9 +83,7 @@ class Config(options.OnPolicyCriticConfig):
         "value, as in the paper, or the TD(lambda) return, which has none of the critic's bias",
     )
     td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
-    actor_lr: options.ActorRate = 5e-4
     critic_lr: options.CriticRate = 1e-3
-    entropy_weight: options.EntropyWeight = 0.01
     epsilon_start: options.EpsilonStart = 0.05
     epsilon_end: options.EpsilonEnd = 0.0
     epsilon_env_steps: int = Field(
@@ -122,7 +117,6 @@ class Coma(OnPolicyAlgorithm):
     POLICY, IMITATES = ComaPolicy, True
     _NUM_BATCH_SCALARS = 3  # mean, variance and deviation of targets
     _config: Config
-    _critic_inputs: CriticInputs
 
     def _build(self) -> None:
         """pi(u | o) of each agent, Q(s, u) of all own actions, and its target Q'.
@@ -173,7 +167,7 @@ class Coma(OnPolicyAlgorithm):
 
     @override
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
-        self._choose = self._fixed.capture("choose", self._choose_block)
+        self._choose = self._capture("choose", self._choose_block, in_place=True)
         return {"critic": self._fit, "actor": self._improve}
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -271,10 +265,6 @@ class Coma(OnPolicyAlgorithm):
         self._group.sum_([squares])
         variance = squares / counted
         return columns, weight, torch.stack([mean, variance, variance.sqrt()])
-
-    def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
-        """Inputs of actor and critic."""
-        return self._actor_inputs(obs), self._critic_inputs(obs, action)
 
     def _fit(self, minibatches: Pass) -> None:
         """Fit the critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.

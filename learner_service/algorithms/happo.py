@@ -144,7 +144,7 @@ class Happo(Mappo):
     @override
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
         self._ratios = {
-            name: self._fixed.capture("ratio", partial(self._ratio_of_block, member))
+            name: self._capture("ratio", partial(self._ratio_of_block, member), in_place=True)
             for name, member in self._members.items()
         }
         return {name: partial(self._member_steps, member) for name, member in self._members.items()}

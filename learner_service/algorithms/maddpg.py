@@ -330,9 +330,11 @@ class Maddpg(OffPolicyAlgorithm):
         c, next_obs, reward = self._config, observed(rows, NEXT), rows["reward"]
         state: RecurrentState | None = None  # of the critic before the row
         if sequences is None:
-            out = self._act(self.target_actor, next_obs)  # [B, A, U or K]
+            out = self._outputs(self.target_actor, next_obs)  # [B, A, U or K]
         else:
-            out = sequences.following(self._act(self.target_actor, sequences.obs, sequences.hidden))
+            out = sequences.following(
+                self._outputs(self.target_actor, sequences.obs, sequences.hidden)
+            )
             state = sequences.next_state(self.target_critic, played, self._precision)
         if self._target_noise:  # TD3, section 5.3
             noise = torch.empty_like(out).normal_(generator=self._generator) * self._target_noise
@@ -388,9 +390,9 @@ class Maddpg(OffPolicyAlgorithm):
         # 3. J = E[Q(x, u)], u_a = mu_a(o_a), the others' of the batch (Lowe et al., equation 5).
         state: RecurrentState | None = None  # of the critic before the row
         if sequences is None:
-            out = self._act(self.actor, obs)  # [B, A, U or K]
+            out = self._outputs(self.actor, obs)  # [B, A, U or K]
         else:
-            out = sequences.now(self._act(self.actor, sequences.obs, sequences.hidden))
+            out = sequences.now(self._outputs(self.actor, sequences.obs, sequences.hidden))
             with torch.no_grad():
                 _, states = sequences.values(self.critic, played, self._precision)
             state = sequences.state_now(states)
@@ -423,12 +425,6 @@ class Maddpg(OffPolicyAlgorithm):
                 for own in torch.eye(out.shape[-1], device=out.device)
             ]
         return (logits.softmax(-1) * torch.stack(values, -1)).sum(-1)
-
-    def _act(
-        self, actor: nn.Module, obs: Mapping[str, Tensor], hidden: RecurrentState | None = None
-    ) -> Tensor:
-        """[B, A, size] outputs, before tanh or softmax."""
-        return forward(actor, self._actor_inputs(obs), hidden, self._precision)[0]
 
     def _choose(self, out: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] actions as the critics see them, differentiable."""

@@ -20,18 +20,17 @@ from murmur.learner_service.device.adam import Adam
 from murmur.learner_service.device.cuda_graph import Outputs
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.layers.casting import cast_weights
-from murmur.learner_service.layers.distributions import PolicyDistribution, logged_entropy
+from murmur.learner_service.layers.distributions import logged_entropy
 from murmur.learner_service.layers.forward import forward, forward_both, forward_rows
 from murmur.learner_service.layers.inputs import CriticInputs, Inputs
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
-    Minibatch,
     Pass,
     average_over_expert_rows,
     imitation,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, RecurrentStates
 from murmur.learner_service.learning.policies import (
     Actor,
     MappoPolicy,
@@ -48,7 +47,6 @@ from murmur.learner_service.learning.returns import (
     of_agents,
     vtrace_returns,
 )
-from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
@@ -72,8 +70,6 @@ class Config(options.TeamsConfig):
     )
     share_encoder: options.ShareEncoder = False
     value_weight: float = Field(0.5, gt=0, description="share_trunk: weight of the value loss")
-    batch_size: options.BatchSize = 256
-    batch_number: options.BatchNumber = 8
     data_passes: options.DataPasses = 5
     gae_lambda: float = Field(0.95, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
     vtrace_clip: float = Field(
@@ -82,10 +78,8 @@ class Config(options.TeamsConfig):
         description="correct targets and advantages of rows that older policies acted, by V-trace "
         "with importance ratios up to this (IMPALA: 1); 0: no correction. Costs a forward pass",
     )
-    actor_lr: options.ActorRate = 5e-4
     critic_lr: options.CriticRate = 5e-4
     clip_ratio: float = Field(0.2, gt=0, description="bound on the policy's change in an update")
-    entropy_weight: options.EntropyWeight = 0.01
     normalize_values: bool = Field(True, description="learn values in units of their deviation")
     initial_log_std: float = Field(-0.5, description="continuous: log deviation at the start")
 
@@ -174,12 +168,6 @@ class Mappo(OnPolicyAlgorithm):
             return {}
         clipped, (came, taken) = to_host([norm.clipped, norm.outlier])
         return {"return": f"{float(came):g} counts as {float(taken):.3g}"} if clipped else {}
-
-    def _fed(self, obs: dict[str, Tensor], *_: Tensor) -> tuple[Inputs, Inputs]:
-        """Inputs of the policy and of the value function; whatever the actions."""
-        actor = self._actor_inputs(obs)
-        same = self._critic_inputs is self._actor_inputs
-        return actor, actor if same else self._critic_inputs(obs)
 
     @override
     def _values_of_rows(
@@ -296,7 +284,17 @@ class Mappo(OnPolicyAlgorithm):
             columns, action = rows.columns, rows.columns["action"]
             # 5. pi(u | o) and V of the minibatch, [M, A].
             with cast_weights(self._precision, *(network for _, network in of.learned)):
-                pi, value = self._evaluate(rows, of)
+                if of.critic is None:
+                    out, _ = forward(of.actor.network, rows.actor, rows.actor_state)
+                    value = out[..., -1]
+                else:
+                    out, value = forward_both(
+                        (of.actor.network, of.critic),
+                        (rows.actor, rows.critic),
+                        (rows.actor_state, rows.critic_state),
+                    )
+                    value = value.squeeze(-1)
+                pi = of.actor.distribution(out, columns.get("mask"))
             value = value.float()
             expert = imitation(columns, pi.log_prob, rows.cost)
             # 6. Both parts of the loss.
@@ -322,19 +320,6 @@ class Mappo(OnPolicyAlgorithm):
                 }
             )
         self._note(minibatches, log, of.num_slices)
-
-    def _evaluate(self, rows: Minibatch, of: Trained) -> tuple[PolicyDistribution, Tensor]:
-        """Return the policy's distribution and values [M, A]."""
-        mask = rows.columns.get("mask")
-        if of.critic is None:
-            out, _ = forward(of.actor.network, rows.actor, rows.actor_state)
-            return of.actor.distribution(out, mask), out[..., -1]
-        out, value = forward_both(
-            (of.actor.network, of.critic),
-            (rows.actor, rows.critic),
-            (rows.actor_state, rows.critic_state),
-        )
-        return of.actor.distribution(out, mask), value.squeeze(-1)
 
     @torch.no_grad()
     def _note(self, minibatches: Pass, log: list[Outputs], num_slices: int) -> None:

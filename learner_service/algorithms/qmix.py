@@ -11,7 +11,6 @@ them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -22,9 +21,7 @@ from typing_extensions import override
 
 from murmur.learner_service.layers.distributions import ILLEGAL
 from murmur.learner_service.layers.duplex import DuplexMixer
-from murmur.learner_service.layers.forward import forward
 from murmur.learner_service.layers.inputs import StateInputs
-from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_discrete
 from murmur.learner_service.learning.exploration import EpsilonGreedy
@@ -42,7 +39,7 @@ from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
 from murmur.learner_service.storage.storage import NEXT, observed
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
+from murmur.shared.wire.spec import ACTION_MASK
 
 _DECAYS = 0.9, 0.999  # of Adam's moments, as usual
 # The second as of the RMSprop with which QPLEX was published. A value that moves by a step moves
@@ -191,22 +188,22 @@ class Qmix(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end."""
-        c, sequences = self._config, self.memory_size > 0
+        c = self._config
+        rows, counted, sequences = self._transitions(rows)
+        obs = observed(rows)
         # 1. Q(o, u) and Q'(o', u') of all actions, [B, A, K].
-        step = self._of_sequences(rows) if sequences else self._of_rows(rows)
-        alive = alive_mask(step.obs)  # [B, A], or None
+        q, next_value, next_chooser = self._ends(rows, sequences)
         # 2. Targets y, [B, A]; mixed: [B, 1].
-        target, beyond = self._target(step)
+        target, beyond = self._target(rows, next_value, next_chooser)
         # 3. Q_tot of the actions taken, and a step down E[w (Q_tot - y)^2] (equation 6).
-        total = self._mix(self.values, step.q, step.action.long(), alive, step.obs)
-        counted = alive.amax(1, keepdim=True) if self._team and alive is not None else alive
-        if sequences:  # rows of a sequence that are no transitions
-            counted = of_alive(step.weight.unsqueeze(1), counted).expand_as(total)
+        total = self._mix(self.values, q, rows["action"].long(), alive_mask(obs), obs)
         error = total - target
-        weighted = step.weight.unsqueeze(1) * error.square()
+        weighted = rows["weight"].unsqueeze(1) * error.square()
         rows_counted = None
         if counted is not None:
-            rows_counted = alive_rows(counted, step.obs, self._group, masked=sequences)
+            counted = counted.amax(1, keepdim=True) if self._team else counted
+            masked = sequences is not None
+            rows_counted = alive_rows(counted, obs, self._group, masked=masked)
         loss = agents_loss(weighted, counted, rows_counted, self._shares)
         norm = self._precision.step(
             loss, self._optimizer, self.values.parameters(), c.max_grad_norm, self._num_slices
@@ -224,60 +221,44 @@ class Qmix(OffPolicyAlgorithm):
             PRIORITY: td_error,
         }
 
-    def _of_rows(self, rows: Mapping[str, Tensor]) -> "_Step":
-        """Values of both ends of transitions that were drawn one by one."""
-        if self.transforms.draws:
-            rows = self.transforms.draw(rows, self._generator)
-        obs, next_obs = observed(rows), observed(rows, NEXT)
-        with torch.no_grad():
-            value = self._q(self.target.agents, next_obs)
-            chooser = self._q(self.values.agents, next_obs) if self._config.double_q else value
-        return _Step(
-            obs,
-            next_obs,
-            self._q(self.values.agents, obs),
-            value,
-            chooser,
-            *(rows[name] for name in ("action", "reward", "discount", "weight")),
-        )
+    def _ends(
+        self, rows: Mapping[str, Tensor], sequences: Sequences | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values of all actions at both ends of transitions, each [B, A, K].
 
-    def _of_sequences(self, arrays: Mapping[str, Tensor]) -> "_Step":
-        """Values of all transitions of sequences [L + 1, B, ...], from the stored state on."""
-        sequences = Sequences.of(arrays, self._config.gamma)
-        rows, hidden = sequences.rows, sequences.hidden
-        q = self._q(self.values.agents, sequences.obs, hidden)
+        Returns:
+            values at row t, which carry the gradient; the target's at row t + k; and those by which
+            the action at row t + k is chosen.
+        """
+        agents, target, double = self.values.agents, self.target.agents, self._config.double_q
+        if sequences is not None:
+            every = self._outputs(agents, sequences.obs, sequences.hidden)
+            with torch.no_grad():
+                value = sequences.following(self._outputs(target, sequences.obs, sequences.hidden))
+            chooser = sequences.following(every.detach()) if double else value
+            return sequences.now(every), value, chooser
+        next_obs = observed(rows, NEXT)
         with torch.no_grad():
-            value = sequences.following(self._q(self.target.agents, sequences.obs, hidden))
-        next_obs, discount = observed(rows, NEXT), rows["discount"]
-        if self._config.mixer == "none" and AGENT_MASK in next_obs:
-            discount = discount * (next_obs[AGENT_MASK] != 0)
-        return _Step(
-            observed(rows),
-            next_obs,
-            sequences.now(q),
-            value,
-            sequences.following(q.detach()) if self._config.double_q else value,
-            rows["action"],
-            rows["reward"],
-            discount,
-            rows["weight"],
-        )
+            value = self._outputs(target, next_obs)
+            chooser = self._outputs(agents, next_obs) if double else value
+        return self._outputs(agents, observed(rows)), value, chooser
 
     @torch.no_grad()
-    def _target(self, step: "_Step") -> tuple[Tensor, Tensor]:
+    def _target(
+        self, rows: Mapping[str, Tensor], next_value: Tensor, next_chooser: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Reward + discount * value of the best next actions; see `_allowed` for the second.
 
-        The first is the team's [B, 1], or each agent's [B, A].
+        The first is the team's [B, 1], or each agent's [B, A]; arguments are those of `_ends`.
         """
-        next_obs, reward = step.next_obs, step.reward
+        next_obs, reward = observed(rows, NEXT), rows["reward"]
         # 2. y = r + gamma Q_tot'(s', argmax_u Q(o', u)), no further than rewards reach.
-        mask = next_obs.get(ACTION_MASK)
-        best = legal_values(step.next_chooser, mask).argmax(-1)
-        value = self._mix(self.target, step.next_value, best, alive_mask(next_obs), next_obs)
-        if self._config.mixer != "none":
+        best = legal_values(next_chooser, next_obs.get(ACTION_MASK)).argmax(-1)
+        value = self._mix(self.target, next_value, best, alive_mask(next_obs), next_obs)
+        if self._team:
             reward = reward.sum(1, keepdim=True)
         allowed, beyond = self._allowed(value, reward)
-        return reward + step.discount * allowed, beyond
+        return reward + rows["discount"] * allowed, beyond
 
     def _allowed(self, values: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
         """Values clipped to what rewards like those seen so far can add up to; the share clipped.
@@ -298,15 +279,6 @@ class Qmix(OffPolicyAlgorithm):
             return values, torch.zeros_like(lowest)
         allowed = values.clamp(lowest / remaining, highest / remaining)
         return allowed, (allowed != values).float().mean()
-
-    def _q(
-        self,
-        agents: nn.Module,
-        obs: Mapping[str, Tensor],
-        hidden: RecurrentState | None = None,
-    ) -> Tensor:
-        """[B, A, K] float32; with a recurrent state of joint rows B = T * S, time outermost."""
-        return forward(agents, self._actor_inputs(obs), hidden, self._precision)[0]
 
     def _mix(
         self,
@@ -331,39 +303,12 @@ class Qmix(OffPolicyAlgorithm):
             duplex: Tensor = values.mixer(taken, best, action, alive, self._state(obs))
             return duplex
         taken = of_alive(taken, alive)
-        if self._config.mixer == "none":
+        if not self._team:
             return taken
         if values.mixer is None:
             return taken.sum(1, keepdim=True)
         out: Tensor = values.mixer(taken, self._state(obs))
         return out
-
-
-@dataclass
-class _Step:
-    """Data of one update: B transitions from row t to row t + k.
-
-    Attributes:
-        obs: name -> [B, ...] of row t.
-        next_obs: the same of row t + k.
-        q: [B, A, K] values of the actions at row t; they carry the gradient.
-        next_value: [B, A, K] the target networks' values at row t + k.
-        next_chooser: [B, A, K] values by which the action at row t + k is chosen.
-        action: [B, A] taken at row t.
-        reward: [B, A] reward of ReplayBatch.
-        discount: [B, A] (or [B, 1]) discount of ReplayBatch.
-        weight: [B] importance weight; of sequences 1 for a transition, else 0.
-    """
-
-    obs: dict[str, Tensor]
-    next_obs: dict[str, Tensor]
-    q: Tensor
-    next_value: Tensor
-    next_chooser: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    weight: Tensor
 
 
 build = Qmix

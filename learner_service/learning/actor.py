@@ -5,12 +5,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.building import build_network, input_options
-from murmur.learner_service.layers.casting import publish
-from murmur.learner_service.layers.inputs import ActorInputs
-from murmur.learner_service.layers.recurrent import memory_size
-from murmur.learner_service.learning.base import Algorithm, Policy
+from murmur.learner_service.learning.actor_critic import ActorCritic
 from murmur.learner_service.learning.minibatches import recurrent_states
+from murmur.learner_service.learning.options import SharingConfig
 from murmur.learner_service.learning.policies import (
     Actor,
     MappoPolicy,
@@ -22,7 +19,7 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.wire.spec import ACTION_MASK, EnvSpec
 
 
-class ActorAlgorithm(Algorithm[Rollout]):
+class ActorAlgorithm(ActorCritic[Rollout]):
     """Builds, publishes and evaluates an actor; a subclass of yours adds `update`.
 
     All agents share the actor, which may be recurrent. Rows come in unrolls, each learned from
@@ -33,6 +30,9 @@ class ActorAlgorithm(Algorithm[Rollout]):
         actor: the network with the distribution of its actions; its parameters are to be learned.
         spec: spec of the environment.
     """
+
+    POLICY, REMEMBERS = MappoPolicy, True
+    actor: Actor
 
     def __init__(
         self,
@@ -56,18 +56,14 @@ class ActorAlgorithm(Algorithm[Rollout]):
         Raises:
             ConfigError: for an unknown network or option.
         """
-        super().__init__(precision, device, seed)
-        self.spec, slices = spec, (0,) * spec.num_agents
-        self._inputs = ActorInputs(spec, input_options(network, spec))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            built = build_network(
-                network, self._inputs.shape, policy_outputs(spec), slices, may_remember=True
-            )
-        self.actor = Actor(built, spec, slices, initial_log_std).to(device)
-        self.memory_size = memory_size(built)
+        self.spec, self._initial_log_std = spec, initial_log_std
+        super().__init__(SharingConfig(), spec, network, precision, device, seed)
+
+    @override
+    def _build(self) -> None:
+        spec, network = self.spec, self._make_actor(policy_outputs(self.spec))
         self.extras = policy_extras(spec)
-        self.keep(actor=self.actor)
+        self.actor = Actor(network, spec, self._slices, self._initial_log_std).to(self._device)
 
     def evaluate(self, batch: Rollout) -> tuple[Tensor, Tensor]:
         """Evaluate the actions taken; the result carries gradient.
@@ -81,7 +77,7 @@ class ActorAlgorithm(Algorithm[Rollout]):
         hidden, _ = recurrent_states(batch)
         with self._precision.autocast():
             pi, _ = self.actor(
-                self._inputs(observation),
+                self._actor_inputs(observation),
                 observation.get(ACTION_MASK),
                 hidden and hidden.without_last(),
             )
@@ -100,13 +96,3 @@ class ActorAlgorithm(Algorithm[Rollout]):
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return self._precision.step(loss, optimizer, parameters, max_norm)
-
-    @override
-    def make_policy(self) -> MappoPolicy:
-        return MappoPolicy(self.actor, self._inputs, self.spec, self._precision)
-
-    @torch.no_grad()
-    @override
-    def publish(self, policy: Policy) -> None:
-        assert isinstance(policy, MappoPolicy)
-        publish(self.actor, policy.actor)

@@ -17,7 +17,7 @@ what are no such numbers is kept as its bits, bytes by fours.
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +28,14 @@ from murmur.learner_service.device.cuda_graph import Captured, Outputs, copy_by_
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.minibatches import Pass, observed_columns, shares
-from murmur.learner_service.learning.rollout_rows import RolloutRows
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete, action_factors
 from murmur.shared.wire.timestep import StepType
+
+if TYPE_CHECKING:
+    from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 
 _WORD = 4  # bytes
 _HEADROOM = 4
@@ -123,20 +125,18 @@ class FixedShapes:
         columns: names of the numbers that `prepare` finds for each row of an agent.
     """
 
-    def __init__(self, algorithm: RolloutRows, columns: tuple[str, ...]) -> None:
+    def __init__(self, algorithm: "OnPolicyAlgorithm", columns: tuple[str, ...]) -> None:
         """Make and capture nothing yet.
 
         Args:
-            algorithm: algorithm with the updates to capture; it is on-policy.
+            algorithm: algorithm with the updates to capture.
             columns: names of the columns that its `_learnable` returns, in any order.
         """
         self._algorithm = algorithm
         remembers = (_FIRST,) if algorithm.memory_size else ()
         self.columns = (*columns, _COUNTED, *remembers)
-        self._pack, self._prepare = (
-            self.capture("rows", self._of_rows),
-            self.capture("prepare", self._prepared),
-        )
+        self._pack = algorithm._capture("rows", self._of_rows, in_place=True)
+        self._prepare = algorithm._capture("prepare", self._prepared, in_place=True)
         self._buffers: dict[str, Tensor] = {}
         self._layout: Layout = ()
         self._layout_of_last: Layout = ()
@@ -147,18 +147,6 @@ class FixedShapes:
         self._numbers = (0, 0, 0, 0)  # what the buffer holds
         self._loaded: object = None  # which block is in the buffers
 
-    def capture(self, name: str, function: Callable[..., Outputs]) -> Captured:
-        """A function of buffers, which reads them where they are."""
-        algorithm = self._algorithm
-        return Captured(
-            name,
-            function,
-            algorithm.graphs,
-            (algorithm._generator,),
-            in_place=True,
-            recover=algorithm._precision.recover,
-        )
-
     def capture_steps(
         self, name: str, step: Callable[[Pass], None], without: Container[str] = ()
     ) -> Captured:
@@ -168,7 +156,7 @@ class FixedShapes:
             step(self.of_block(given, without))
             return {}
 
-        return self.capture(name, on_block)
+        return self._algorithm._capture(name, on_block, in_place=True)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor of this shape that stays where it is for as long as its shape does."""

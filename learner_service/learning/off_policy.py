@@ -11,6 +11,8 @@ from typing_extensions import override
 
 from murmur.learner_service.device.cuda_graph import Outputs
 from murmur.learner_service.layers.casting import publish
+from murmur.learner_service.layers.forward import forward
+from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.layers.stacked import count_slices
 from murmur.learner_service.learning.actor_critic import ActorCritic
 from murmur.learner_service.learning.base import Policy, TransformedPolicy
@@ -229,6 +231,18 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             counted = of_alive(rows["weight"].unsqueeze(1).expand_as(rows["reward"]), counted)
         return rows, counted, sequences
 
+    def _outputs(
+        self, network: nn.Module, obs: Mapping[str, Tensor], hidden: RecurrentState | None = None
+    ) -> Tensor:
+        """Return outputs [B, A, ...] float32 of agents' networks, of what they observe.
+
+        Args:
+            network: network of the agents, online or target.
+            obs: observations of the rows, B = T * S of sequences, time outermost.
+            hidden: recurrent state before the first row of sequences.
+        """
+        return forward(network, self._actor_inputs(obs), hidden, self._precision)[0]
+
     def _learn_options(self) -> dict[str, bool]:
         """Return arguments of `_learn` that choose the networks to move; empty: all move."""
         return {}
@@ -305,7 +319,6 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             self.extras,
             self._group.own_seed(self._seed + 2),
             team=self._team,
-            section="algorithm.replay",
             memory_size=self.memory_size,
             frames=self.frames,
             group=self._group,

@@ -40,22 +40,6 @@ class Change(NamedTuple):
 
 
 # Options that several algorithms have with defaults of their own.
-BatchSize = Annotated[
-    int,
-    Field(
-        ge=0,
-        description="agent-transitions in a minibatch, of all learners together; 0: as many as fit "
-        "the memory",
-    ),
-]
-BatchNumber = Annotated[
-    int,
-    Field(
-        ge=1,
-        description="minibatches; an update starts at batch_size * batch_number agent-transitions; "
-        "it has more minibatches if the environments give more at once",
-    ),
-]
 DataPasses = Annotated[int, Field(ge=1, description="passes over each rollout")]
 Gamma = Annotated[float, Field(ge=0, le=1, description="discount factor")]
 ActorRate = Annotated[float, Field(gt=0, description="Adam's learning rate of the policy")]
@@ -71,7 +55,6 @@ AveragedPolicy = Annotated[
         "mean of the weights of some 1 / target_tau updates; training acts by the latest"
     ),
 ]
-EntropyWeight = Annotated[float, Field(ge=0, description="weight of the policy's entropy, per nat")]
 GradNorm = Annotated[float, Field(ge=0, description="gradient norm is clipped; 0: never")]
 EpsilonStart = Annotated[float, Field(ge=0, le=1, description="share of uniform random actions")]
 EpsilonEnd = Annotated[float, Field(ge=0, le=1, description="the share once annealed")]
@@ -296,8 +279,18 @@ class OnPolicyConfig(AlgorithmConfig):
 
     RATES: ClassVar[tuple[str, ...]] = ()
 
-    batch_size: BatchSize
-    batch_number: BatchNumber
+    batch_size: int = Field(
+        256,
+        ge=0,
+        description="agent-transitions in a minibatch, of all learners together; 0: as many as fit "
+        "the memory",
+    )
+    batch_number: int = Field(
+        8,
+        ge=1,
+        description="minibatches; an update starts at batch_size * batch_number agent-transitions; "
+        "it has more minibatches if the environments give more at once",
+    )
     max_batch_size: int = Field(
         0,
         ge=0,
@@ -422,7 +415,7 @@ class OnPolicyCriticConfig(CriticConfig, OnPolicyConfig):
     RATES = ("actor_lr", "critic_lr")
 
     gamma: Gamma = 0.99
-    actor_lr: ActorRate
+    actor_lr: ActorRate = 5e-4
     critic_lr: CriticRate
     final_lr_fraction: float = Field(
         1.0, gt=0, le=1, description="learning rates fall linearly to this share of themselves"
@@ -430,7 +423,7 @@ class OnPolicyCriticConfig(CriticConfig, OnPolicyConfig):
     anneal_updates: int = Field(
         0, ge=0, description="updates over which learning rates and entropy weight fall; 0: never"
     )
-    entropy_weight: EntropyWeight
+    entropy_weight: float = Field(0.01, ge=0, description="weight of the policy's entropy, per nat")
     max_grad_norm: GradNorm = 10.0
 
 

@@ -9,11 +9,9 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.forward import forward_history
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import Recurrent, RecurrentState
-from murmur.learner_service.storage.storage import NEXT, observed
+from murmur.learner_service.storage.storage import NEXT, is_transition, observed
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.timestep import StepType
-
-_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,7 @@ class Sequences:
         }
         rows["reward"] = flat["reward"][starts:]
         rows["discount"] = gamma * flat["discount"][starts:].unsqueeze(1)
-        valid = (kinds[:-1] < _LAST) & (kinds[1:] != _ABORTED)
-        rows["weight"] = valid.flatten().float()
+        rows["weight"] = is_transition(kinds).flatten().float()
         first = kinds == int(StepType.FIRST)
         return cls(observed(flat), rows, RecurrentState(arrays["memory"][0], first))
 

@@ -102,14 +102,12 @@ def wrong_algorithm(config: ExperimentConfig) -> ConfigError:
         for other in plugin_names("algorithm")
         if is_supervised(load_plugin("algorithm", other)) == config.supervised
     )
+    wanted, given = "a source of samples", f"environment '{config.environment.name}'"
     if config.supervised:
-        return ConfigError(
-            f"algorithm '{name}' learns from an environment, the run has source "
-            f"'{config.source.name}'; set algorithm.name to one of: {fitting}"
-        )
+        wanted, given = "an environment", f"source '{config.source.name}'"
     return ConfigError(
-        f"algorithm '{name}' learns from a source of samples, the run has environment "
-        f"'{config.environment.name}'; set algorithm.name to one of: {fitting}"
+        f"algorithm '{name}' learns from {wanted}, the run has {given}; set algorithm.name to one "
+        f"of: {fitting}"
     )
 
 

@@ -1,25 +1,19 @@
 """The transforms of a run, in the order in which they are applied."""
 
-from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from murmur.learner_service.layers.building import NORMALISE, Network
 from murmur.learner_service.layers.stacked import sharing_agents
-from murmur.learner_service.preprocess.augment import build_rl_augment
 from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.augment.building import build_rl_augment
 from murmur.learner_service.preprocess.frozen import HideFrozen
-from murmur.learner_service.preprocess.normalize import (
-    NormalizeObservations,
-    NormalizeRewards,
-    ObservationNorm,
-)
+from murmur.learner_service.preprocess.normalize import NormalizeObservations, NormalizeRewards
 from murmur.learner_service.preprocess.running_moments import RunningMoments
 from murmur.learner_service.preprocess.stack_frames import StackFrames
-from murmur.learner_service.preprocess.transform import Rows, Transform, Transforms
+from murmur.learner_service.preprocess.transform import Transform, Transforms
 from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.storage.demonstrations import not_told
 from murmur.learner_service.storage.frames import find_frames
@@ -61,24 +55,6 @@ class EndCloning(Transform):
             action = batch.arrays["action"]
             batch.arrays[OBSERVATION + EXPERT_ACTION] = torch.full_like(action, not_told(action))
         return batch
-
-
-class Augmentation(Transform):
-    """Changes what was seen and done at random.
-
-    Advantages, targets and log probabilities stay: a symmetry changes none of them, if the policy
-    that acted is as symmetric as its world (Mittal et al. 2024, "Symmetry Considerations for
-    Learning Task Symmetric Robot Policies", arXiv:2403.04359).
-    """
-
-    draws = True
-
-    def __init__(self, augment: Augment) -> None:
-        self._augment = augment
-
-    @override
-    def draw(self, rows: Mapping[str, Tensor], generator: torch.Generator) -> Rows:
-        return self._augment(rows, generator)
 
 
 Slices = tuple[int, ...]  # number of each agent's parameter group
@@ -131,12 +107,11 @@ def build_transforms(
                 "augment.preset=symmetry mirrors observations in the environment's own units; set "
                 f"{NORMALISE}=false"
             )
-        parts.append(NormalizeObservations(ObservationNorm(spec, slices, counted, device), group))
+        parts.append(NormalizeObservations(spec, slices, counted, group, device))
     if frozen:
         parts.append(HideFrozen(frozen, slices, device))
+    changes: Augment | None = None
     if augment is not None and augment.text:
         seen = spec if frames is None else frames.stacked_spec(spec)
-        found = build_rl_augment(augment, seen, device, (OBSERVATION, NEXT + OBSERVATION))
-        if found is not None:
-            parts.append(Augmentation(found))
-    return Transforms(parts)
+        changes = build_rl_augment(augment, seen, device, (OBSERVATION, NEXT + OBSERVATION))
+    return Transforms(parts, changes)

@@ -24,21 +24,31 @@ from murmur.learner_service.preprocess.transform import (
     with_reward,
 )
 from murmur.learner_service.ranks.group import Group
-from murmur.learner_service.storage.storage import Batch
+from murmur.learner_service.storage.storage import Batch, is_transition
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, NO_INPUTS, TURN_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
 B = TypeVar("B", bound=Batch)
-_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
-class ObservationNorm(nn.Module):
-    """Running statistics of each observation that is no image; each parameter group has its own."""
+class NormalizeObservations(nn.Module, Transform):
+    """Brings observations to mean 0 and deviation 1, those of a policy by published statistics.
+
+    A batch is normalised by the statistics that the policy acted with, then they take it in. Each
+    observation that is no image has statistics, those of each parameter group apart.
+    """
+
+    acts = True
 
     def __init__(
-        self, spec: EnvSpec, slices: tuple[int, ...], learns: Tensor, device: torch.device
+        self,
+        spec: EnvSpec,
+        slices: tuple[int, ...],
+        learns: Tensor,
+        group: Group,
+        device: torch.device,
     ) -> None:
         """Begin with no rows.
 
@@ -46,12 +56,14 @@ class ObservationNorm(nn.Module):
             spec: spec of the environment.
             slices: the parameter group of each agent.
             learns: [A] mask, 0 for a frozen agent; its rows are not taken in.
+            group: ranks whose rows are taken in.
             device: device of batches.
 
         Raises:
             ConfigError: if the environment observes images alone.
         """
         super().__init__()
+        self._group = group
         self._learns: Tensor
         self.register_buffer("_learns", learns, persistent=False)
         drawn = {source for derived in spec.derived for source in derived.sources}
@@ -80,13 +92,12 @@ class ObservationNorm(nn.Module):
                 found[prefix + name] = self._of(name).normalised(self._rows(name, x)).view(x.shape)
         return found
 
-    def update(self, arrays: Mapping[str, Tensor], there: Tensor, group: Group) -> None:
+    def update(self, arrays: Mapping[str, Tensor], there: Tensor) -> None:
         """Take in a batch's observations.
 
         Args:
             arrays: arrays of the batch, by name with the prefix OBSERVATION.
             there: [..., A] mask: 1 where there is a row, else 0.
-            group: group of the ranks.
         """
         counted = there * self._learns
         for mask in (AGENT_MASK, TURN_MASK):
@@ -95,14 +106,15 @@ class ObservationNorm(nn.Module):
         for name, array in self._arrays.items():
             rows = self._rows(name, arrays[OBSERVATION + name])
             weight = counted if array.per_agent else counted.amax(-1, keepdim=True)
-            self._of(name).update(rows, weight, group)
+            self._of(name).update(rows, weight, self._group)
 
-    def clipped(self) -> Tensor:
-        """Count the numbers that the last update clipped, a scalar on the device."""
-        return torch.stack([self._of(name).clipped for name in self._arrays]).sum()
+    @override
+    def scalars(self) -> dict[str, Tensor]:
+        clipped = torch.stack([self._of(name).clipped for name in self._arrays]).sum()
+        return {CLIPPED + "observation": clipped}
 
+    @override
     def outliers(self) -> dict[str, str]:
-        """Describe the number of each observation that the last update clipped most."""
         found = {}
         for name, array in self._arrays.items():
             text = self._of(name).outlier_text(array.shape, array.per_agent)
@@ -120,70 +132,40 @@ class ObservationNorm(nn.Module):
         array = self._arrays[name]
         return x if array.per_agent else x.unsqueeze(x.dim() - len(array.shape))
 
-
-def _key(name: str) -> str:
-    """An observation's name as that of a module, which has no dots."""
-    return name.replace(".", "/")
-
-
-class NormalizeObservations(Transform):
-    """Brings observations to mean 0 and deviation 1, those of a policy by published statistics.
-
-    A batch is normalised by the statistics that the policy acted with, then they take it in.
-
-    Attributes:
-        norm: statistics.
-    """
-
-    acts = True
-
-    def __init__(self, norm: ObservationNorm, group: Group) -> None:
-        """Keep the statistics.
-
-        Args:
-            norm: statistics of each observation.
-            group: ranks whose rows are taken in.
-        """
-        self.norm, self._group = norm, group
-
     @override
     def batch(self, batch: B, updates: int) -> B:
-        seen = with_arrays(batch, lambda arrays: self.norm.normalised(arrays, OBSERVATION))
+        seen = with_arrays(batch, lambda arrays: self.normalised(arrays, OBSERVATION))
         there = torch.ones_like(reward_of(batch))
         if (kinds := batch.arrays.get("step_type")) is not None:
-            there = (kinds != _ABORTED).unsqueeze(-1).expand_as(there)
-        self.norm.update(batch.arrays, there, self._group)
+            there = (kinds != int(StepType.ABORTED)).unsqueeze(-1).expand_as(there)
+        self.update(batch.arrays, there)
         return seen
 
     @override
     def act(
         self, observation: Mapping[str, Tensor], memory: Tensor | None
     ) -> tuple[Mapping[str, Tensor], None]:
-        return self.norm.normalised(observation), None
+        return self.normalised(observation), None
 
     @override
     def state(self) -> dict[str, nn.Module]:
-        return {"observation_norm": self.norm}
+        return {"observation_norm": self}
 
     @override
     def snapshot(self) -> "NormalizeObservations":
-        return NormalizeObservations(copy.deepcopy(self.norm), self._group)
+        return copy.deepcopy(self, {id(self._group): self._group})  # the ranks stay the same
 
     @torch.no_grad()
     @override
     def publish(self, snapshot: Transform) -> None:
         assert isinstance(snapshot, NormalizeObservations)
-        published = snapshot.norm.buffers()
-        for theirs, mine in zip(published, self.norm.buffers(), strict=True):
+        for theirs, mine in zip(snapshot.buffers(), self.buffers(), strict=True):
             theirs.copy_(mine)
 
-    @override
-    def scalars(self) -> dict[str, Tensor]:
-        return {CLIPPED + "observation": self.norm.clipped()}
 
-    @override
-    def outliers(self) -> dict[str, str]:
-        return self.norm.outliers()
+def _key(name: str) -> str:
+    """An observation's name as that of a module, which has no dots."""
+    return name.replace(".", "/")
 
 
 class NormalizeRewards(Transform):
@@ -209,8 +191,7 @@ class NormalizeRewards(Transform):
             counted = counted * (alive != 0)
         earned, kinds = reward, batch.arrays.get("step_type")
         if kinds is not None:  # rows in sequence, each with the reward of the action before it
-            taken = (kinds[:-1] < _LAST) & (kinds[1:] != _ABORTED)
-            earned, counted = reward[1:], counted[:-1] * taken.unsqueeze(-1)
+            earned, counted = reward[1:], counted[:-1] * is_transition(kinds).unsqueeze(-1)
         self._moments.update(earned, counted, self._group)
         return with_reward(batch, self._moments.scaled(reward))
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from murmur.learner_service.preprocess.augment.base import Augment
 from murmur.learner_service.storage.frames import Frames
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.rollout import Rollout
@@ -28,14 +29,12 @@ class Transform:
     Attributes:
         memory_size: numbers that `act` carries from row to row for each agent.
         acts: whether `act` changes anything.
-        draws: whether `draw` changes anything.
         frames: images that storage keeps singly, and this stacks.
     """
 
     memory_size = 0
     frames: Frames | None = None
     acts = False
-    draws = False
 
     def spec(self, spec: EnvSpec) -> EnvSpec:
         """Return the spec of what the algorithm sees."""
@@ -49,15 +48,6 @@ class Transform:
             updates: number of updates made so far.
         """
         return batch
-
-    def draw(self, rows: Mapping[str, Tensor], generator: torch.Generator) -> Rows:
-        """Return rows changed at random; may be captured.
-
-        Args:
-            rows: named arrays, rows first: observations with their prefix, actions.
-            generator: source of random numbers, on the device.
-        """
-        return dict(rows)
 
     def act(
         self, observation: Mapping[str, Tensor], memory: Tensor | None
@@ -92,21 +82,26 @@ class Transform:
 
 
 class Transforms:
-    """Transforms one after another.
+    """Transforms one after another, and random changes, for which the algorithm asks.
+
+    Advantages, targets and log probabilities stay where rows change at random: a symmetry changes
+    none of them, if the policy that acted is as symmetric as its world (Mittal et al. 2024,
+    "Symmetry Considerations for Learning Task Symmetric Robot Policies", arXiv:2403.04359).
 
     Attributes:
         parts: transforms, in the order in which they are applied.
         memory_size: numbers of a policy's memory that are theirs, behind its own.
         acts: whether any changes what is acted on.
-        draws: whether any changes rows at random.
+        draws: whether `draw` changes rows.
         frames: images that storage keeps singly; None: none.
     """
 
-    def __init__(self, parts: Iterable[Transform] = ()) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, parts: Iterable[Transform] = (), augment: Augment | None = None) -> None:
+        """Keep transforms in their order, and what changes rows at random."""
+        self.parts, self._augment = tuple(parts), augment
         self.memory_size = sum(part.memory_size for part in self.parts)
         self.acts = any(part.acts for part in self.parts)
-        self.draws = any(part.draws for part in self.parts)
+        self.draws = augment is not None
         self.frames = next((part.frames for part in self.parts if part.frames), None)
 
     def spec(self, spec: EnvSpec) -> EnvSpec:
@@ -122,39 +117,30 @@ class Transforms:
         return batch
 
     def draw(self, rows: Mapping[str, Tensor], generator: torch.Generator, steps: int = 1) -> Rows:
-        """Return rows changed at random; see Transform.
+        """Return rows changed at random; may be captured.
 
         Args:
-            rows: name -> [steps * B, ...], time outermost.
+            rows: name -> [steps * B, ...], time outermost: observations with their prefix, actions.
             generator: source of random numbers, on the device.
             steps: rows of an environment, which change alike.
         """
-        found = dict(rows)
-        if steps > 1:  # environments first: a draw is for each first index
-            found = {
-                k: x.reshape(steps, -1, *x.shape[1:]).transpose(0, 1) for k, x in found.items()
-            }
-        for part in self.parts:
-            found = part.draw(found, generator)
-        if steps > 1:
-            found = {k: x.transpose(0, 1).flatten(0, 1) for k, x in found.items()}
-        return found
+        assert self._augment is not None
+        if steps == 1:
+            return self._augment(rows, generator)
+        # Environments first: a draw is for each first index.
+        by_env = {k: x.reshape(steps, -1, *x.shape[1:]).transpose(0, 1) for k, x in rows.items()}
+        found = self._augment(by_env, generator)
+        return {k: x.transpose(0, 1).flatten(0, 1) for k, x in found.items()}
 
     def act(
         self, observation: Mapping[str, Tensor], memory: Tensor | None
     ) -> tuple[Mapping[str, Tensor], Tensor | None]:
         """Return what a policy sees, and the next memory; see Transform."""
-        kept: list[Tensor] = []
-        start = 0
-        for part in self.parts:
-            stop = start + part.memory_size
-            own = None if memory is None or start == stop else memory[..., start:stop]
-            observation, following = part.act(observation, own)
-            kept += [] if following is None else [following]
-            start = stop
-        if len(kept) > 1:
-            return observation, torch.cat(kept, -1)
-        return observation, kept[0] if kept else None
+        kept: Tensor | None = None
+        for part in self.parts:  # one of them has a memory, at most
+            observation, following = part.act(observation, memory)
+            kept = kept if following is None else following
+        return observation, kept
 
     def state(self) -> dict[str, nn.Module]:
         """Return the parts of checkpoints, by name."""

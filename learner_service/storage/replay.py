@@ -51,6 +51,7 @@ from murmur.shared.wire.dataset import OBSERVATION, Dataset, Episodes
 from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
+_SECTION = "algorithm.replay"  # for messages
 _BRANCHES = 128
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
@@ -338,7 +339,6 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         seed: int,
         *,
         team: bool = False,
-        section: str = "replay",
         memory_size: int = 0,
         frames: Frames | None = None,
         group: Group = ALONE,
@@ -356,7 +356,6 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             extras: name -> shape of the policy's outputs beside the action.
             seed: seed of the sampling.
             team: whether the team's value is learned: what the dead get is then the team's too.
-            section: dotted name of the section that `config` is of, for messages.
             memory_size: numbers of an agent's recurrent state, kept of each column's first time
                 step.
             frames: images to stack, if any.
@@ -369,7 +368,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             SpecError: if it has it for the ring, but not for a batch beside it.
         """
         super().__init__(spec, config.unroll_steps, device, extras, memory_size, frames)
-        self._config, self._section = config, section
+        self._config = config
         self._group, self._gamma = group, gamma
         self._max_unrolls_ahead = max_unrolls_ahead
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
@@ -406,13 +405,13 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         c = self._config
         if c.n_step > c.unroll_steps:
             raise ConfigError(
-                f"{self._section}.n_step={c.n_step} is more than unroll_steps="
+                f"{_SECTION}.n_step={c.n_step} is more than unroll_steps="
                 f"{c.unroll_steps}, the longest stretch kept together; raise unroll_steps"
             )
 
     def _allocate(self) -> None:
         """Set the ring's memory aside; refuse a size that is too small or does not fit."""
-        c, section, device = self._config, self._section, self.device
+        c, device = self._config, self.device
         sizes = array_bytes(self._layout)
         previous = {name: self._previous * (name in self._stacked) for name in sizes}
         remembered = 1, self.spec.num_agents, self._memory_size  # of each column's first time step
@@ -425,7 +424,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         for name, wanted in (("start_rows", c.start_rows), ("batch_size", c.batch_size)):
             if rows < wanted:
                 raise ConfigError(
-                    f"the replay has room for {rows} rows, fewer than {section}.{name}="
+                    f"the replay has room for {rows} rows, fewer than {_SECTION}.{name}="
                     f"{wanted}; raise capacity_rows or capacity_bytes, or lower {name}"
                 )
         free, need = room(device), columns * column
@@ -434,7 +433,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             raise ResourceError(
                 f"a replay of {rows:,} rows takes {need / 2**30:.1f} GiB, more than {_SHARE:.0%} "
                 f"of the {free / 2**30:.1f} GiB that {device} has free; set "
-                f"{section}.capacity_rows to at most {possible}"
+                f"{_SECTION}.capacity_rows to at most {possible}"
             )
         count(need)
         drawn = sum(  # stacks of frames, and those of the observation that follows
@@ -447,7 +446,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             c.batch_size * drawn * batches,
             f"a batch of {c.batch_size:,} rows drawn from the replay, each of "
             f"{drawn:,} bytes with its next observations,",
-            f"lower {section}.batch_size, or observe less (environment.resize, gray)",
+            f"lower {_SECTION}.batch_size, or observe less (environment.resize, gray)",
             device,
         )
         self._columns, self._chunk_columns = columns, max(1, _CHUNK_BYTES // column)
@@ -505,9 +504,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                 self._cursor = stop % self._columns
                 self._filled = max(self._filled, stop)
                 first = envs.stop
-            self._open.remove(unroll)
-            self._open_envs -= n
-            self._free.setdefault(n, []).append(unroll)
+            self.release(unroll)
             self.inserted += n * unroll.transitions
             self._changed.notify_all()
 
@@ -522,7 +519,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         """
         if not self._config.dataset:
             return
-        key, ranks = f"{self._section}.dataset", self._group.size
+        key, ranks = f"{_SECTION}.dataset", self._group.size
         dataset = Dataset(self._config.dataset, key)
         dataset.require_spec(self.spec)
         number = transitions = 0
@@ -534,7 +531,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             if self._filled + math.ceil((rows - 1) / self.length) > self._columns:
                 raise ConfigError(
                     f"{key}={self._config.dataset}: its {dataset.num_transitions:,} transitions of "
-                    f"{dataset.num_episodes:,} episodes do not fit into {self._section}."
+                    f"{dataset.num_episodes:,} episodes do not fit into {_SECTION}."
                     f"capacity_rows={self._config.capacity_rows * ranks}; set it to "
                     f"{dataset.columns(self.length) * self.length} or more, and capacity_bytes to 0"
                 )
@@ -612,7 +609,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         return (
             f"replay: {updates} update{'s' * (updates > 1)} of {ranks * self._config.batch_size:,} "
             f"rows for every {ranks * interval:,} new rows{learners} "
-            f"({self._section}.update_interval), after the first {ranks * start:,}"
+            f"({_SECTION}.update_interval), after the first {ranks * start:,}"
         )
 
     @property
@@ -952,7 +949,7 @@ class SequenceReplay(ReplayStorage):
         ):
             if value != only:
                 raise ConfigError(
-                    f"{self._section}.{name}={str(value).lower()} is not supported with a "
+                    f"{_SECTION}.{name}={str(value).lower()} is not supported with a "
                     f"recurrent network: it is for single rows, and memory is learned from "
                     f"whole sequences; set it to {str(only).lower()}, or network.recurrent=0"
                 )
@@ -963,7 +960,7 @@ class SequenceReplay(ReplayStorage):
             )
         if c.dataset:
             raise ConfigError(
-                f"{self._section}.dataset={c.dataset} is not supported with a recurrent network: a "
+                f"{_SECTION}.dataset={c.dataset} is not supported with a recurrent network: a "
                 "dataset has no recurrent states, with which sequences begin; set "
                 "network.recurrent=0, or leave it out"
             )

@@ -28,7 +28,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import ROOT
 from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
 from murmur.learner_service.device.device import keep_freed_memory
-from murmur.learner_service.preprocess.augment import build_augment
+from murmur.learner_service.preprocess.augment.building import build_augment
 from murmur.learner_service.preprocess.augment.draws import Draws
 from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
 from murmur.shared.config.experiment import AugmentConfig
@@ -174,20 +174,20 @@ def _kornia(preset: str) -> Callable[[Tensor, Tensor], Any]:
     import kornia.augmentation as ka
 
     s, parts = STRENGTHS[preset], []
-    parts.append(ka.RandomHorizontalFlip(p=s.flip))
-    if s.rotate:
-        parts.append(ka.RandomRotation(s.degrees, p=s.rotate))
+    parts.append(ka.RandomHorizontalFlip(p=s.flip_probability))
+    if s.rotation_probability:
+        parts.append(ka.RandomRotation(s.rotation_degrees, p=s.rotation_probability))
         parts.append(
             ka.RandomAffine(
                 0.0,
                 translate=(s.shift, s.shift),
                 scale=(1 - s.scale, 1 + s.scale),
-                p=s.affine,
+                p=s.affine_probability,
             )
         )
-        parts.append(ka.ColorJitter(s.brightness, s.contrast, s.saturation, p=s.jitter))
-    if s.blur:
-        parts.append(ka.RandomGaussianBlur((3, 3), s.sigma, p=s.blur))
+        parts.append(ka.ColorJitter(s.brightness, s.contrast, s.saturation, p=s.color_probability))
+    if s.blur_probability:
+        parts.append(ka.RandomGaussianBlur((3, 3), s.blur_sigma, p=s.blur_probability))
     sequence: Callable[[Tensor, Tensor], Any] = ka.AugmentationSequential(
         *parts, data_keys=["input", "mask"]
     )

@@ -15,8 +15,7 @@ from murmur.learner_service.checkpoint.contents import spec_text
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
-from murmur.learner_service.preprocess.normalize import ObservationNorm
-from murmur.learner_service.ranks.group import ALONE
+from murmur.learner_service.preprocess.normalize import NormalizeObservations
 from murmur.learner_service.start_from import Origin, load_origin, start_from
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
@@ -106,9 +105,9 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     after = replace(before, observations=(view, replace(more, shape=(5,))))
     old, checkpoint = origin(config, before)
     norm = old.parts["observation_norm"]
-    assert isinstance(norm, ObservationNorm)
+    assert isinstance(norm, NormalizeObservations)
     rows = {OBSERVATION + o.name: 5 + torch.randn(60, 2, *o.shape) for o in before.observations}
-    norm.update(rows, torch.ones(60, 2), ALONE)
+    norm.update(rows, torch.ones(60, 2))
     checkpoint.state["algorithm"].update(old.state_dict())
     new = build(config, after, seed=2)
     start_from(checkpoint, config, after, new, tmp_path)

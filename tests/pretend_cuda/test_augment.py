@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
-from murmur.learner_service.preprocess.augment import Augment, build_augment, build_rl_augment
+from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.augment.building import build_augment, build_rl_augment
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.config.symmetry import ArrayChange, Symmetry

@@ -12,10 +12,10 @@ from murmur.learner_service.preprocess.augment import photometry
 from murmur.learner_service.preprocess.augment.base import Augment, Batch
 from murmur.learner_service.preprocess.augment.draws import Draws, Parameter
 from murmur.learner_service.preprocess.augment.warp import (
-    MaskMap,
     Warp,
     flip_image,
     flip_mask,
+    swap_table,
     warp_image,
     warp_mask,
 )
@@ -26,72 +26,67 @@ IMAGE, MASK = "image", "mask"
 
 @dataclass(frozen=True)
 class Strength:
-    """Bounds of a preset.
+    """Bounds of a preset, by the names of options of `augment`.
 
     Attributes:
-        flip: probability of a horizontal flip.
-        degrees, rotate: largest rotation either way, and its probability.
-        scale, shift, affine: largest change of the scale, largest shift as a share of the width and
-            of the height, and the probability of both together.
-        brightness, contrast, saturation, jitter: largest change of each factor, and the
+        flip_probability: probability of a horizontal flip.
+        rotation_degrees, rotation_probability: largest rotation either way, and its probability.
+        scale, shift, affine_probability: largest change of the scale, largest shift as a share of
+            the width and of the height, and the probability of both together.
+        brightness, contrast, saturation, color_probability: largest change of each factor, and the
             probability of all three together.
-        sigma, blur: bounds of the blur's sigma in pixels, and its probability.
+        blur_sigma, blur_probability: bounds of the blur's sigma in pixels, and its probability.
     """
 
-    flip: float = 0.5
-    degrees: float = 0.0
-    rotate: float = 0.0
+    flip_probability: float = 0.5
+    rotation_degrees: float = 0.0
+    rotation_probability: float = 0.0
     scale: float = 0.0
     shift: float = 0.0
-    affine: float = 0.0
+    affine_probability: float = 0.0
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0
-    jitter: float = 0.0
-    sigma: tuple[float, float] = (0.1, 2.0)
-    blur: float = 0.0
+    color_probability: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    blur_probability: float = 0.0
 
 
-# Options of the configuration by what they bound; each group's probability is its last.
-_GROUPS: dict[str, dict[str, str]] = {
-    "flip": {"flip_probability": "flip"},
-    "rotate": {"rotation_degrees": "degrees", "rotation_probability": "rotate"},
-    "affine": {"scale": "scale", "shift": "shift", "affine_probability": "affine"},
-    "jitter": {
-        "brightness": "brightness",
-        "contrast": "contrast",
-        "saturation": "saturation",
-        "color_probability": "jitter",
-    },
-    "blur": {"blur_sigma": "sigma", "blur_probability": "blur"},
+# Bounds by the gate of what they bound; each gate's probability is its last.
+_GATES: dict[str, tuple[str, ...]] = {
+    "flip": ("flip_probability",),
+    "rotate": ("rotation_degrees", "rotation_probability"),
+    "affine": ("scale", "shift", "affine_probability"),
+    "jitter": ("brightness", "contrast", "saturation", "color_probability"),
+    "blur": ("blur_sigma", "blur_probability"),
 }
 _USUAL = 0.5  # probability of what a preset never does, if only its bounds are given
-_NONE = Strength(flip=0.0)
+_NONE = Strength(flip_probability=0.0)
 STRENGTHS: dict[str, Strength] = {
     "none": _NONE,
     "minimal": Strength(),
     "standard": Strength(
-        degrees=15.0,
-        rotate=0.3,
+        rotation_degrees=15.0,
+        rotation_probability=0.3,
         scale=0.1,
         shift=0.05,
-        affine=0.3,
+        affine_probability=0.3,
         brightness=0.2,
         contrast=0.2,
         saturation=0.1,
-        jitter=0.5,
+        color_probability=0.5,
     ),
     "strong": Strength(
-        degrees=20.0,
-        rotate=0.4,
+        rotation_degrees=20.0,
+        rotation_probability=0.4,
         scale=0.15,
         shift=0.1,
-        affine=0.4,
+        affine_probability=0.4,
         brightness=0.3,
         contrast=0.3,
         saturation=0.15,
-        jitter=0.5,
-        blur=0.2,
+        color_probability=0.5,
+        blur_probability=0.2,
     ),
 }
 
@@ -107,19 +102,15 @@ def strength_of(preset: str, bounds: Mapping[str, Any]) -> Strength:
         ConfigError: for a probability of a change whose bounds are all 0.
     """
     found = STRENGTHS[preset]
-    for gate, options in _GROUPS.items():
-        given: dict[str, Any] = {
-            name: bounds[key] for key, name in options.items() if key in bounds
-        }
+    for *sizes, chance in _GATES.values():
+        given = {key: bounds[key] for key in (*sizes, chance) if key in bounds}
         if not given:
             continue
+        if chance not in bounds and not getattr(found, chance):
+            given[chance] = _USUAL
         found = replace(found, **given)
-        *sizes, (chance, _) = options.items()
-        if chance not in bounds and not getattr(found, gate):
-            given[gate] = _USUAL
-            found = replace(found, **given)
-        if bounds.get(chance) and sizes and not any(_any(found, name) for _, name in sizes):
-            keys = ", ".join(f"augment.{key}" for key, _ in sizes)
+        if bounds.get(chance) and sizes and not any(_any(found, key) for key in sizes):
+            keys = ", ".join(f"augment.{key}" for key in sizes)
             raise ConfigError(
                 f"augment.{chance}={bounds[chance]:g} changes nothing: {keys} "
                 f"{'are' if len(sizes) > 1 else 'is'} 0 with preset={preset}; set one"
@@ -134,28 +125,27 @@ def _any(strength: Strength, name: str) -> bool:
 
 def parameters(s: Strength) -> tuple[dict[str, Parameter], dict[str, float]]:
     """Return the parameters that a preset draws for each sample, and its gates' probabilities."""
-    around, angle = Parameter.around, math.radians(s.degrees)
+    around, angle = Parameter.around, math.radians(s.rotation_degrees)
     found = {"flip": Parameter(-1, -1, 1, "flip")}
-    if s.rotate or s.affine:
+    if s.rotation_probability or s.affine_probability:
         found |= {
             "angle": around(0, angle, "rotate"),
             "scale": around(1, s.scale, "affine"),
             "right": around(0, 2 * s.shift, "affine"),  # in halves of the width
             "down": around(0, 2 * s.shift, "affine"),
         }
-    if s.jitter:
+    if s.color_probability:
         found |= {
             "brightness": around(1, s.brightness, "jitter"),
             "contrast": around(1, s.contrast, "jitter"),
             "saturation": around(1, s.saturation, "jitter"),
         }
-    if s.blur:
-        found["sigma"] = Parameter(*s.sigma, photometry.NO_BLUR, "blur")
-    gates = {
-        name: float(getattr(s, name)) for name in ("flip", "rotate", "affine", "jitter", "blur")
-    }
+    if s.blur_probability:
+        found["sigma"] = Parameter(*s.blur_sigma, photometry.NO_BLUR, "blur")
     used = {p.gate for p in found.values()}
-    return found, {name: chance for name, chance in gates.items() if name in used}
+    return found, {
+        gate: float(getattr(s, options[-1])) for gate, options in _GATES.items() if gate in used
+    }
 
 
 class SampleAugment(Augment):
@@ -183,7 +173,7 @@ class SampleAugment(Augment):
         found, gates = parameters(strength)
         self._draws = Draws(found, gates, device)
         self._warp = Warp(device)
-        self._classes = MaskMap(flip_pairs, device)
+        self._classes = swap_table(flip_pairs, device)
 
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
         """See Augment; arrays other than "image" [B, C, H, W] and "mask" [B, H, W] pass through."""

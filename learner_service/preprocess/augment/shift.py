@@ -1,6 +1,7 @@
 """Random shifts of pixel observations, as in DrQ-v2, and their colours."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from murmur.learner_service.preprocess.augment.base import Augment, Batch
 from murmur.learner_service.preprocess.augment.draws import Draws
 from murmur.learner_service.preprocess.augment.presets import (
     STRENGTHS,
-    Strength,
     parameters,
     to_unit,
 )
@@ -88,13 +88,8 @@ class Colour(Augment):
             names: arrays [..., C, H, W], uint8 or float in [0, 1]; all others pass through.
             device: device of all batches.
         """
-        s = STRENGTHS["standard"]
-        colours = Strength(
-            flip=0,
-            brightness=s.brightness,
-            contrast=s.contrast,
-            saturation=s.saturation,
-            jitter=s.jitter,
+        colours = replace(
+            STRENGTHS["standard"], flip_probability=0, rotation_probability=0, affine_probability=0
         )
         self._names, self._draws = tuple(names), Draws(*parameters(colours), device)
 

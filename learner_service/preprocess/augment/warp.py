@@ -99,38 +99,32 @@ def warp_image(image: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(image, grid, "bilinear", "zeros", align_corners=False)
 
 
-class MaskMap:
-    """Swaps the classes of mirrored masks, such as those of left and right eyes."""
+def swap_table(flip_pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor | None:
+    """Return the class [256] uint8 that each class is in a mirrored mask; None: itself.
 
-    def __init__(self, flip_pairs: Sequence[tuple[int, int]], device: torch.device) -> None:
-        """Lay the tables out.
-
-        Args:
-            flip_pairs: classes that a horizontal flip swaps.
-            device: device of all masks.
-        """
-        self.swaps = bool(flip_pairs)
-        swapped = list(range(256))
-        for a, b in flip_pairs:
-            swapped[a], swapped[b] = b, a
-        table = torch.tensor([*range(256), *swapped], dtype=torch.uint8)
-        self._table = table.to(device)  # of a mask that is not mirrored, of one that is
-        self._offsets = torch.tensor([0, 256], dtype=torch.int32).to(device)
-
-    def offset(self, flip: Tensor) -> Tensor:
-        """[N, 1, 1] where the table of each mask begins.
-
-        Args:
-            flip: [N] -1 for mirrored masks, else 1.
-        """
-        return torch.where(flip < 0, self._offsets[1], self._offsets[0]).view(-1, 1, 1)
-
-    def look_up(self, index: Tensor) -> Tensor:
-        """Classes [N, H, W] uint8 of int32 indices: class + offset."""
-        return self._table.index_select(0, index.view(-1)).view(index.shape)
+    Args:
+        flip_pairs: classes that a horizontal flip swaps, such as left and right eyes.
+        device: device of all masks.
+    """
+    if not flip_pairs:
+        return None
+    table = torch.arange(256, dtype=torch.uint8)
+    for a, b in flip_pairs:
+        table[a], table[b] = b, a
+    return table.to(device)
 
 
-def warp_mask(mask: Tensor, grid: Tensor, flip: Tensor, outside: int, classes: MaskMap) -> Tensor:
+def swapped(mask: Tensor, flip: Tensor, table: Tensor | None) -> Tensor:
+    """Swap the classes of masks [N, H, W] uint8 that were mirrored, those with flip -1."""
+    if table is None:
+        return mask
+    other = table.index_select(0, mask.view(-1).int()).view(mask.shape)
+    return torch.where(flip.view(-1, 1, 1) < 0, other, mask)
+
+
+def warp_mask(
+    mask: Tensor, grid: Tensor, flip: Tensor, outside: int, table: Tensor | None = None
+) -> Tensor:
     """The nearest class of masks [N, H, W] uint8 at grid, with classes of mirrored ones swapped.
 
     Args:
@@ -138,19 +132,16 @@ def warp_mask(mask: Tensor, grid: Tensor, flip: Tensor, outside: int, classes: M
         grid: [N, H, W, 2].
         flip: [N] -1 for mirrored masks, else 1.
         outside: the class outside.
-        classes: table of the classes that a flip swaps.
+        table: result of `swap_table`.
     """
     shifted = (mask - float(outside)).unsqueeze(1)  # grid_sample fills with zeros
     found = F.grid_sample(shifted, grid, "nearest", "zeros", align_corners=False).squeeze(1)
-    if not classes.swaps:
-        return found.add_(outside).to(torch.uint8)
-    return classes.look_up(found.add_(classes.offset(flip) + outside).to(torch.int32))
+    return swapped(found.add_(outside).to(torch.uint8), flip, table)
 
 
-def flip_mask(mask: Tensor, flip: Tensor, classes: MaskMap) -> Tensor:
+def flip_mask(mask: Tensor, flip: Tensor, table: Tensor | None = None) -> Tensor:
     """Masks [N, H, W] uint8, mirrored where flip is -1."""
-    found = torch.where(flip.view(-1, 1, 1) < 0, mask.flip(-1), mask)
-    return classes.look_up(found + classes.offset(flip)) if classes.swaps else found
+    return swapped(torch.where(flip.view(-1, 1, 1) < 0, mask.flip(-1), mask), flip, table)
 
 
 def flip_image(image: Tensor, flip: Tensor) -> Tensor:

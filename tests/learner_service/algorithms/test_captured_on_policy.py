@@ -16,7 +16,6 @@ from murmur.learner_service.device.cuda_graph import WARM_UP_CALLS
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.preprocess.augment.base import Augment
-from murmur.learner_service.preprocess.building import Augmentation
 from murmur.learner_service.preprocess.transform import Transforms
 from murmur.learner_service.storage.rollout import Batch
 from murmur.shared.config import PluginConfig
@@ -111,7 +110,7 @@ def build(name: str, captured: bool) -> Algorithm[Any]:
     algorithm._static = algorithm._schedule._static = True
     algorithm.graphs.enabled = captured
     if "augmented" in name:
-        algorithm.transforms = Transforms([Augmentation(Rotated())])
+        algorithm.transforms = Transforms((), Rotated())
     return algorithm
 
 

@@ -157,6 +157,13 @@ def two_rows(next_mask: list[list[int]], next_alive: list[int]) -> ReplayBatch:
     return batch
 
 
+def target_of(qmix: Qmix, batch: ReplayBatch) -> tuple[Tensor, Tensor]:
+    """The targets of a batch, and the share of values beyond what rewards allow."""
+    rows = rows_of(batch)
+    _, *following = qmix._ends(rows, None)
+    return qmix._target(rows, *following)
+
+
 def test_double_q_targets_by_hand() -> None:
     every = [[1, 1, 1], [1, 1, 1]]
 
@@ -164,7 +171,7 @@ def test_double_q_targets_by_hand() -> None:
         qmix = make(mortal_spec(), mixer=mixer, double_q=double_q)
         constant(qmix.values.agents, [0.0, 9.0, 5.0])  # picks action 1, then 2
         constant(qmix.target.agents, [7.0, 4.0, 6.0])
-        found: list[list[float]] = qmix._target(qmix._of_rows(rows_of(batch)))[0].tolist()
+        found: list[list[float]] = target_of(qmix, batch)[0].tolist()
         return found
 
     # VDN: team reward 3; both agents' action 1 is worth 4 to the target: 3 + 0.5 * 8 = 7.
@@ -189,7 +196,7 @@ def test_targets_promise_no_more_than_the_rewards_seen_allow() -> None:
         batch.reward = torch.full((2, 2), reward / 2)
         for values in (qmix.values, qmix.target):
             constant(values.agents, [value / 2] * 3)
-        targets, clipped = qmix._target(qmix._of_rows(rows_of(batch)))
+        targets, clipped = target_of(qmix, batch)
         beyond.append(float(clipped))
         found: list[list[float]] = targets.tolist()
         return found
@@ -227,7 +234,7 @@ def test_only_who_mixes_learns_of_rewards_after_an_agents_death(mixer: str) -> N
     storage._tree.set_range(1, torch.zeros(3))  # row 0 alone is drawn
     batch = storage.sample(0, 0.0)
     assert batch is not None
-    target = qmix._target(qmix._of_rows(rows_of(batch)))[0].tolist()
+    target = target_of(qmix, batch)[0].tolist()
     # 1 + 1/2 + 1/4 + 1/8 = 1.875, then 1/16 of the value 2.
     if mixer == "none":
         assert target == [[1.875 + 0.125, 1.0]]

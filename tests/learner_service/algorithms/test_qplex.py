@@ -231,9 +231,11 @@ def test_what_a_dead_agent_did_changes_nothing() -> None:
     found = []
     for action in (0, 2):
         batch.arrays["action"][:, 1] = action
-        step = qplex._of_rows(rows_of(batch))
-        alive = step.obs[AGENT_MASK].float()
-        found.append(qplex._mix(qplex.values, step.q, step.action.long(), alive, step.obs))
+        rows = rows_of(batch)
+        obs = observed(rows)
+        q, _, _ = qplex._ends(rows, None)
+        alive = obs[AGENT_MASK].float()
+        found.append(qplex._mix(qplex.values, q, rows["action"].long(), alive, obs))
     assert torch.equal(*found)
     assert found[0].isfinite().all()
 

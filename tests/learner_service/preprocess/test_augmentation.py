@@ -10,9 +10,8 @@ from torch import Tensor
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.learning.minibatches import Minibatch
-from murmur.learner_service.preprocess.augment import Augment
+from murmur.learner_service.preprocess.augment.base import Augment
 from murmur.learner_service.preprocess.augment.symmetry import Symmetries
-from murmur.learner_service.preprocess.building import Augmentation
 from murmur.learner_service.preprocess.transform import Transforms
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.rollout import Batch
@@ -193,7 +192,7 @@ def test_every_algorithm_learns_from_changed_rows() -> None:
         weights = []
         for number in range(2):
             algorithm = build(spec, options, "none", recurrent)
-            algorithm.transforms = Transforms([Augmentation(Fixed(spec, number))])
+            algorithm.transforms = Transforms((), Fixed(spec, number))
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(3)
                 on_policy = options["name"] in ("mappo", "coma")

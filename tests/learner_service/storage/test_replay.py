@@ -29,9 +29,7 @@ def replay(ahead: int | None = None, seed: int = 0, **options: Any) -> ReplaySto
         "unroll_steps": 4,
         **options,
     }
-    return ReplayStorage(
-        ReplayConfig(**settings), SPEC, GAMMA, ahead, CPU, {}, seed, section="algorithm.replay"
-    )
+    return ReplayStorage(ReplayConfig(**settings), SPEC, GAMMA, ahead, CPU, {}, seed)
 
 
 def put(

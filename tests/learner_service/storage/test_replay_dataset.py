@@ -89,7 +89,6 @@ def replay(
         CPU,
         {},
         0,
-        section="algorithm.replay",
         frames=find_frames(depth, spec),
     )
 

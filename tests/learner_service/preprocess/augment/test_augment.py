@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from murmur.learner_service.preprocess.augment import build_augment, build_rl_augment
 from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.augment.building import build_augment, build_rl_augment
 from murmur.learner_service.preprocess.augment.presets import STRENGTHS, Strength, strength_of
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.config.section import validate
@@ -176,16 +176,20 @@ def strength(preset: str, **options: object) -> Strength:
 def test_bounds_change_a_preset_alone_where_they_are_given() -> None:
     assert strength("standard") == STRENGTHS["standard"]
     assert strength("standard", rotation_degrees=30, brightness=0.4) == replace(
-        STRENGTHS["standard"], degrees=30.0, brightness=0.4
+        STRENGTHS["standard"], rotation_degrees=30.0, brightness=0.4
     )
-    assert strength("none", flip_probability=1.0) == Strength(flip=1.0)
-    assert strength("none", shift=0.1) == Strength(flip=0.0, shift=0.1, affine=0.5)
+    assert strength("none", flip_probability=1.0) == Strength(flip_probability=1.0)
+    assert strength("none", shift=0.1) == Strength(
+        flip_probability=0.0, shift=0.1, affine_probability=0.5
+    )
     assert strength("minimal", contrast=0.2, color_probability=0.1) == Strength(
-        contrast=0.2, jitter=0.1
+        contrast=0.2, color_probability=0.1
     )
-    assert strength("none", blur_probability=0.3) == Strength(flip=0.0, blur=0.3)
-    assert strength("strong", blur_sigma=[1.0, 1.5]).sigma == (1.0, 1.5)
-    assert strength("strong", rotation_probability=0.0).rotate == 0
+    assert strength("none", blur_probability=0.3) == Strength(
+        flip_probability=0.0, blur_probability=0.3
+    )
+    assert strength("strong", blur_sigma=[1.0, 1.5]).blur_sigma == (1.0, 1.5)
+    assert strength("strong", rotation_probability=0.0).rotation_probability == 0
 
 
 def test_bounds_do_what_they_say_to_pixels() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
-from murmur.learner_service.preprocess.augment.warp import MaskMap, Warp, warp_image, warp_mask
+from murmur.learner_service.preprocess.augment.warp import Warp, warp_image, warp_mask
 
 CPU = torch.device("cpu")
 LEFT, RIGHT = 4, 5
@@ -87,11 +87,11 @@ def test_warp_equals_kornias_affine_of_the_inverse_matrix() -> None:
 def test_mask_is_nearest_and_ignored_outside() -> None:
     mask = torch.tensor([[[7, 8], [9, 10]]], dtype=torch.uint8)
     grid, one = grid_of((2, 2), right=0.9), torch.ones(1)
-    found = warp_mask(mask, grid, one, 255, MaskMap((), CPU))
+    found = warp_mask(mask, grid, one, 255)
     # 0.9 pixels to the right: the nearest of column 0 is outside, of column 1 is column 0.
     assert found.tolist() == [[[255, 7], [255, 9]]]
     assert found.dtype == torch.uint8
-    assert warp_mask(mask, grid, one, 0, MaskMap((), CPU)).tolist() == [[[0, 7], [0, 9]]]
+    assert warp_mask(mask, grid, one, 0).tolist() == [[[0, 7], [0, 9]]]
 
 
 @pytest.mark.parametrize("strength", ["minimal", "standard"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from murmur.learner_service.preprocess.augment import build_rl_augment
+from murmur.learner_service.preprocess.augment.building import build_rl_augment
 from murmur.learner_service.preprocess.augment.symmetry import Symmetries
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.config.section import validate
