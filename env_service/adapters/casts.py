@@ -26,7 +26,7 @@ def subject_of(path: Path) -> str:
     return ".".join(map(str, path)) or VECTOR
 
 
-def write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+def write_box(place: Array, value: Any) -> None:
     """Write numbers of exactly the declared shape.
 
     Raises:
@@ -39,7 +39,7 @@ def write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the 
     place[...] = value
 
 
-def require_numbers(value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+def require_numbers(value: Any) -> None:
     """Refuse values that NumPy would cast to float32 with a loss or by parsing text.
 
     Raises:
@@ -81,7 +81,7 @@ class CastWatch:
         self._ranges.clear()
         self.step()
 
-    def look(self, agent: int, name: str, value: Any, place: Array) -> None:  # noqa: ANN401
+    def look(self, agent: int, name: str, value: Any, place: Array) -> None:
         """Compare a part of an observation with its float32 numbers."""
         array = np.asarray(value)
         kind, size = array.dtype.kind, array.dtype.itemsize
@@ -155,12 +155,7 @@ class _Ranges:
 
 
 def say_number(
-    notices: Notices,
-    subject: str,
-    what: str,
-    before: Any,  # noqa: ANN401 - any number
-    after: float,
-    fix: str,
+    notices: Notices, subject: str, what: str, before: Any, after: float, fix: str
 ) -> None:
     """Give one notice that a number beyond WHOLE changes as float32.
 

@@ -33,7 +33,7 @@ def _drawn(options: dict[str, Any]) -> dict[str, Any]:
     return {"render_mode": FRAME, **(options.get("arguments") or {})}
 
 
-def frame_of(environment: Any) -> NDArray[np.uint8]:  # noqa: ANN401
+def frame_of(environment: Any) -> NDArray[np.uint8]:
     """Return the picture that an environment draws, uint8 [height, width, 3].
 
     Raises:

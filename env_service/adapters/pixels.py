@@ -93,7 +93,7 @@ def _writer(
     folds = math.ceil(chw[1] / height / 2), math.ceil(chw[2] / width / 2)
     between = width * folds[1], height * folds[0]
 
-    def write(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+    def write(place: Array, value: Any) -> None:
         image = np.asarray(value)
         if image.dtype != np.uint8:
             raise ValueError(f"has dtype {image.dtype}, its space says uint8")

@@ -263,11 +263,11 @@ class SequentialVectorEnv(VectorEnvironment):
             ]
 
     @abstractmethod
-    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _begin(self, i: int, environment: Any, seed: int) -> None:
         """Start an episode in copy i and write its agents' observations."""
 
     @abstractmethod
-    def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
+    def _advance(self, i: int, environment: Any, actions: Any) -> int:
         """Step copy i, write its rows and `_infos`; return MID, TERMINATED or TRUNCATED."""
 
     @abstractmethod
@@ -330,7 +330,7 @@ class SequentialVectorEnv(VectorEnvironment):
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
 
-    def _cut(self, i: int, environment: Any) -> None:  # noqa: ANN401
+    def _cut(self, i: int, environment: Any) -> None:
         """Complete the rows of copy i where environment.max_episode_steps ends its episode."""
 
     def _at_bound(self, age: int) -> int:
@@ -345,7 +345,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._bound = self._limit or _FAR
         return MID
 
-    def _restart(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _restart(self, i: int, environment: Any, seed: int) -> None:
         """Begin an episode in copy i, in a new object if its own failed or `renew` is set."""
         recreate = self._config.renew or i in self._broken
         if recreate:
@@ -370,14 +370,14 @@ class SequentialVectorEnv(VectorEnvironment):
     def require_options(self, options: Mapping[str, Value]) -> None:
         require_reset_options(self._environments[0], self._config.factory, options)
 
-    def _reset(self, i: int, environment: Any, seed: int) -> Any:  # noqa: ANN401
+    def _reset(self, i: int, environment: Any, seed: int) -> Any:
         """Reset copy i, with the options of its next episode if there are some."""
         given = self._given[i]
         if given is None:
             return environment.reset(seed=seed)
         return environment.reset(seed=seed, options=given)
 
-    def _retire(self, i: int, environment: Any) -> None:  # noqa: ANN401
+    def _retire(self, i: int, environment: Any) -> None:
         """Close an object that is replaced; no episode is lost if that fails."""
         if i in self._broken:
             close_quietly(environment)
@@ -409,7 +409,7 @@ class SequentialVectorEnv(VectorEnvironment):
     def watch(self, at: NDArray[np.int64]) -> None:
         self._at = at
 
-    def _unpack(self, i: int, result: Any, returns: str) -> Any:  # noqa: ANN401
+    def _unpack(self, i: int, result: Any, returns: str) -> Any:
         """Check that step() returned the values that `returns` names, and return them."""
         count = returns.count(",") + 1
         if not isinstance(result, tuple | list):
@@ -418,7 +418,7 @@ class SequentialVectorEnv(VectorEnvironment):
             raise self._fault(i, f"returned {len(result)} things from step(), not {returns}")
         return result
 
-    def _observe(self, i: int, agent: int, observation: Any) -> None:  # noqa: ANN401
+    def _observe(self, i: int, agent: int, observation: Any) -> None:
         """Write an agent's observation into its rows."""
         watched = i == 0 and self._watch.on
         try:
@@ -442,7 +442,7 @@ class SequentialVectorEnv(VectorEnvironment):
                 i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {message}"
             ) from error
 
-    def _read_infos(self, i: int, infos: Any) -> Mapping[Any, Any]:  # noqa: ANN401
+    def _read_infos(self, i: int, infos: Any) -> Mapping[Any, Any]:
         """Return the infos of a reset or a step; None counts as empty if no masks are read."""
         if isinstance(infos, Mapping):
             return infos
@@ -451,13 +451,7 @@ class SequentialVectorEnv(VectorEnvironment):
         raise self._fault(i, not_infos(infos))
 
     def _read_mask(
-        self,
-        i: int,
-        agent: int,
-        observation: Any,  # noqa: ANN401
-        info: Mapping[str, Any],
-        *,
-        over: bool = False,
+        self, i: int, agent: int, observation: Any, info: Mapping[str, Any], *, over: bool = False
     ) -> None:
         """Write an agent's mask of legal actions; all are legal if its infos have none.
 
@@ -518,7 +512,7 @@ class SequentialVectorEnv(VectorEnvironment):
             )
         row[own] = mask if place.combined is None else place.legal(mask)
 
-    def _look_for_more(self, agent: int, observation: Any) -> None:  # noqa: ANN401
+    def _look_for_more(self, agent: int, observation: Any) -> None:
         """Give notices of a dictionary's keys that are ignored because its space lacks them."""
         if not isinstance(observation, Mapping):
             return
@@ -532,7 +526,7 @@ class SequentialVectorEnv(VectorEnvironment):
                     "does not have: it is ignored",
                 )
 
-    def _say_reward(self, agent: int, reward: Any, own: NDArray[np.float32]) -> None:  # noqa: ANN401
+    def _say_reward(self, agent: int, reward: Any, own: NDArray[np.float32]) -> None:
         """Give a notice that a reward beyond WHOLE changes as float32."""
         fix = "scale rewards in a factory of your own"
         what = f"reward of '{self.agents[agent]}'"
@@ -668,7 +662,7 @@ def shown(value: object) -> str:
     return text if len(text) < 40 else f"a {type(value).__name__}"
 
 
-def without(observation: Any, paths: list[tuple[Any, ...]]) -> str:  # noqa: ANN401
+def without(observation: Any, paths: list[tuple[Any, ...]]) -> str:
     """Describe the first part of its space that an observation lacks; "" if none."""
     for path in paths:
         value = observation

@@ -98,10 +98,7 @@ class Gymnasium(SequentialVectorEnv):
         super().__init__(interface, environments, config)
 
     def _mask_doubts(
-        self,
-        environment: Any,  # noqa: ANN401
-        info: Mapping[Any, Any],
-        spaces: list[Any],
+        self, environment: Any, info: Mapping[Any, Any], spaces: list[Any]
     ) -> tuple[tuple[str, str, str], ...]:
         """Find masks that are not read, or are read as all agents', for notices."""
         if ACTION_MASK not in info:
@@ -112,11 +109,7 @@ class Gymnasium(SequentialVectorEnv):
         text = f"info '{ACTION_MASK}' is taken as the mask of each of the {len(spaces)} agents"
         return (("mask_repeated", ACTION_MASK, text),)
 
-    def _spaces(
-        self,
-        environment: Any,  # noqa: ANN401
-        config: Config,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _spaces(self, environment: Any, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the agents' observation spaces and action spaces.
 
         Raises:
@@ -155,11 +148,11 @@ class Gymnasium(SequentialVectorEnv):
         agents = [f"{_AGENT}_{a}" for a in range(len(own))]
         return dict(zip(agents, own, strict=True)), dict(zip(agents, own_actions, strict=True))
 
-    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _begin(self, i: int, environment: Any, seed: int) -> None:
         observation, info = self._reset(i, environment, seed)
         self._see(i, observation, info)
 
-    def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
+    def _advance(self, i: int, environment: Any, actions: Any) -> int:
         own = [convert(action) for convert, action in zip(self._convert, actions, strict=True)]
         result = environment.step(tuple(own) if self._team else own[0])
         observation, reward, terminated, truncated, info = self._unpack(i, result, _STEP_RETURNS)
@@ -210,7 +203,7 @@ class Gymnasium(SequentialVectorEnv):
             )
         return outcome
 
-    def _flags(self, i: int, name: str, value: Any) -> NDArray[np.bool_]:  # noqa: ANN401
+    def _flags(self, i: int, name: str, value: Any) -> NDArray[np.bool_]:
         """Return each agent's flag, [A] bool."""
         flags = np.asarray(value)
         whole = flags.size == 1 or (self._team and flags.shape == (len(self.agents),))
@@ -245,7 +238,7 @@ class Gymnasium(SequentialVectorEnv):
             )
         return TRUNCATED
 
-    def _see(self, i: int, observation: Any, info: Any, *, over: bool = False) -> None:  # noqa: ANN401
+    def _see(self, i: int, observation: Any, info: Any, *, over: bool = False) -> None:
         info = self._read_infos(i, info)
         if self._team and len(observation) != len(self.agents):
             raise self._fault(i, f"observed for {len(observation)} agents, not {len(self.agents)}")

@@ -181,7 +181,7 @@ class GymnasiumVector(VectorEnvironment):
         self._over = np.ones(num_envs, np.bool_)
 
     @staticmethod
-    def _autoreset_of(environment: Any, factory: str) -> str:  # noqa: ANN401
+    def _autoreset_of(environment: Any, factory: str) -> str:
         """Return the autoreset mode.
 
         Raises:
@@ -206,12 +206,12 @@ class GymnasiumVector(VectorEnvironment):
         )
 
     @staticmethod
-    def _takes_own_seeds(environment: Any) -> bool:  # noqa: ANN401
+    def _takes_own_seeds(environment: Any) -> bool:
         inner = environment.unwrapped
         names = {f"{c.__module__}.{c.__qualname__}" for c in type(inner).__mro__}
         return bool(names & _OWN_SEEDS)
 
-    def _conversion(self, space: Any) -> Callable[[Array], Any]:  # noqa: ANN401
+    def _conversion(self, space: Any) -> Callable[[Array], Any]:
         """Return the function from actions of the contract to a batch of the environment's."""
         actions = self._actions
         if isinstance(actions.spec, Discrete) and space.dtype is not None:
@@ -313,7 +313,7 @@ class GymnasiumVector(VectorEnvironment):
         alone = np.ones(self.num_envs, np.bool_)
         require_reset_options(self._env, self._config.factory, options, **{_MASK: alone})
 
-    def _seen(self, result: Any, restart: NDArray[np.bool_]) -> tuple[Any, Any]:  # noqa: ANN401
+    def _seen(self, result: Any, restart: NDArray[np.bool_]) -> tuple[Any, Any]:
         """Check once that a reset of some copies leaves the others alone."""
         observations, infos = result
         if not (self._mask_obeyed or restart.all() or self._over.all()):
@@ -368,7 +368,7 @@ class GymnasiumVector(VectorEnvironment):
         for name in self._config.metrics:
             self._report(name, infos, ended)
 
-    def _batch(self, name: str, value: Any, kinds: str) -> NDArray[Any]:  # noqa: ANN401
+    def _batch(self, name: str, value: Any, kinds: str) -> NDArray[Any]:
         """Return one number for each copy, [N].
 
         Raises:
@@ -383,7 +383,7 @@ class GymnasiumVector(VectorEnvironment):
             )
         return array
 
-    def _observe(self, observations: Any, infos: Any) -> None:  # noqa: ANN401
+    def _observe(self, observations: Any, infos: Any) -> None:
         """Write the observations and masks of all copies."""
         for path, write in self._parts:
             value = observations
@@ -475,7 +475,7 @@ def _given(infos: Mapping[str, Any], name: str, num_envs: int) -> NDArray[np.boo
     return np.asarray(infos.get(f"_{name}", np.ones(num_envs, np.bool_)), np.bool_)
 
 
-def _joined(before: Any, value: Any, own: NDArray[np.bool_]) -> Any:  # noqa: ANN401
+def _joined(before: Any, value: Any, own: NDArray[np.bool_]) -> Any:
     """Return infos of resets of one copy each as those of one reset of all of them."""
     if isinstance(value, Mapping):
         before = before if isinstance(before, Mapping) else {}

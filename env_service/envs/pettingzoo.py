@@ -103,7 +103,7 @@ class PettingZoo(SequentialVectorEnv):
         if view is not None:
             self._state_places = [view(row) for row in self._arrays[STATE]]
 
-    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _begin(self, i: int, environment: Any, seed: int) -> None:
         observations, infos = self._reset(i, environment, seed)
         infos = self._read_infos(i, infos)
         alive = self._present(i, environment)
@@ -119,7 +119,7 @@ class PettingZoo(SequentialVectorEnv):
         if self._write_state is not None:
             self._see_state(i, environment.state())
 
-    def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
+    def _advance(self, i: int, environment: Any, actions: Any) -> int:
         alive, own = self._alive_agents[i], self._own_rows[i]
         result = environment.step(self._moves(i, environment, actions))
         observations, rewards, terminations, truncations, infos = self._unpack(
@@ -180,7 +180,7 @@ class PettingZoo(SequentialVectorEnv):
             self._see_state(i, environment.state())
         return outcome
 
-    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:  # noqa: ANN401
+    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:
         """Return the environment's action of each agent that acts."""
         convert = self._convert
         return {agent: convert[a](actions[a]) for a, agent in self._alive_agents[i]}
@@ -210,7 +210,7 @@ class PettingZoo(SequentialVectorEnv):
                 ),
             )
 
-    def _present(self, i: int, environment: Any) -> list[tuple[int, Any]]:  # noqa: ANN401
+    def _present(self, i: int, environment: Any) -> list[tuple[int, Any]]:
         """Return the agents that the environment lists, as (row, agent)."""
         there = set(environment.agents)
         strangers = there - self._index.keys()
@@ -241,8 +241,8 @@ class PettingZoo(SequentialVectorEnv):
         self,
         i: int,
         a: int,
-        agent: Any,  # noqa: ANN401 - any hashable
-        observation: Any,  # noqa: ANN401
+        agent: Any,
+        observation: Any,
         infos: Mapping[Any, Any],
         *,
         over: bool = False,
@@ -251,7 +251,7 @@ class PettingZoo(SequentialVectorEnv):
         self._observe(i, a, observation)
         self._read_mask(i, a, observation, infos.get(agent) or {}, over=over)
 
-    def _see_state(self, i: int, state: Any) -> None:  # noqa: ANN401
+    def _see_state(self, i: int, state: Any) -> None:
         """Write the global state."""
         watched = i == 0 and self._write_state is write_box and self._watch.on
         if watched:
@@ -330,17 +330,17 @@ class TurnGame(PettingZoo):
     LAST.
     """
 
-    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _begin(self, i: int, environment: Any, seed: int) -> None:
         for a, _ in self._all:
             self._blank(i, a)
         super()._begin(i, environment, seed)
 
-    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:  # noqa: ANN401
+    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:
         agent = environment.acting
         a = self._index[agent]
         return {agent: self._convert[a](actions[a])}
 
-    def _cut(self, i: int, environment: Any) -> None:  # noqa: ANN401
+    def _cut(self, i: int, environment: Any) -> None:
         for a, agent in self._alive_agents[i]:
             if agent != environment.acting:
                 observation, self._own_rows[i][a] = environment.unpaid(agent)
@@ -351,8 +351,8 @@ class TurnGame(PettingZoo):
         self,
         i: int,
         a: int,
-        agent: Any,  # noqa: ANN401 - any hashable
-        observation: Any,  # noqa: ANN401
+        agent: Any,
+        observation: Any,
         infos: Mapping[Any, Any],
         *,
         over: bool = False,
@@ -367,7 +367,7 @@ class TurnGame(PettingZoo):
             self._masks[i, a] = self._noop
 
 
-def _agents(environment: Any, factory: str) -> list[Any]:  # noqa: ANN401
+def _agents(environment: Any, factory: str) -> list[Any]:
     """Return the environment's possible_agents.
 
     Raises:
@@ -408,7 +408,7 @@ def _require_one_order(environments: list[Any], agents: list[Any], factory: str)
             )
 
 
-def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # noqa: ANN401
+def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:
     """Reset once; return whether the infos hold action masks, and those infos.
 
     Raises:
@@ -431,11 +431,7 @@ def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # n
     return any(ACTION_MASK in info for info in given), given
 
 
-def _state(
-    environment: Any,  # noqa: ANN401
-    config: Config,
-    agents: list[Any],
-) -> tuple[Any, Any, Any, str]:
+def _state(environment: Any, config: Config, agents: list[Any]) -> tuple[Any, Any, Any, str]:
     """Return the state's spec, writer, view and guess; None if it is not configured.
 
     Raises:
@@ -455,19 +451,14 @@ def _state(
     return state_layout(space, config, agents)
 
 
-def _spaces(
-    environment: Any,  # noqa: ANN401
-    factory: str,
-    name: str,
-    agents: list[Any],
-) -> dict[str, Any]:
+def _spaces(environment: Any, factory: str, name: str, agents: list[Any]) -> dict[str, Any]:
     """Return each agent's observation or action space.
 
     Raises:
         ConfigError: if the environment has no method that returns them.
     """
 
-    def own(agent: Any) -> Any:  # noqa: ANN401
+    def own(agent: Any) -> Any:
         return getattr(environment, name)(agent)
 
     return {
@@ -481,7 +472,7 @@ def _spaces(
     }
 
 
-def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
+def _not_a_dictionary(result: Any) -> str:
     """Return the message about step() if one of its five values is no dictionary; else ""."""
     names = _STEP_RETURNS.strip("()").split(", ")
     for name, value in zip(names, result, strict=True):
@@ -491,7 +482,7 @@ def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
     return ""
 
 
-def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:  # noqa: ANN401
+def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:
     """Return the message about the first invalid reward or flag of an agent; "" if none."""
     _, rewards, terminations, truncations, _ = result
     for name, values, use, wanted in (
@@ -511,7 +502,7 @@ def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:  # noqa:
     return ""
 
 
-def _example_state(environment: Any, factory: str) -> Any:  # noqa: ANN401
+def _example_state(environment: Any, factory: str) -> Any:
     try:
         example = environment.state()
         return example.astype(example.dtype)

@@ -239,13 +239,13 @@ class Vmas(VectorEnvironment):
             self._timestep.metrics[name][:] = np.mean(found, axis=0)
 
 
-def _parts(seen: Any) -> list[Any]:  # noqa: ANN401 - a tensor or a dict of them
+def _parts(seen: Any) -> list[Any]:
     """Return the tensors of an agent's observation, each [N, F], in the scenario's order."""
     parts = list(seen.values()) if isinstance(seen, dict) else [seen]
     return [part.flatten(1) for part in parts]
 
 
-def _make(config: Config, num_envs: int) -> Any:  # noqa: ANN401 - vmas has no types to speak of
+def _make(config: Config, num_envs: int) -> Any:
     """Make VMAS's own environment.
 
     Raises:
