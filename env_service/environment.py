@@ -5,7 +5,7 @@ group `murmur.environments`) that has
 
     Config               a frozen pydantic model: every option with its default, unit and meaning
     make(config, num_envs) -> VectorEnvironment
-    BASELINES            name -> (environment) -> ScriptedPolicy; may be empty
+    BASELINES            name -> (environment) -> ScriptedPolicy; by default `random` alone
 
 `package.module:Name` names a class that is a plug-in by itself: see
 murmur.shared.config.named_plugin.

@@ -25,7 +25,6 @@ from murmur.env_service.adapters.sequential import (
     hint_of,
     shown,
 )
-from murmur.env_service.environment import BaselineFactory, RandomPolicy
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK
@@ -258,6 +257,3 @@ def make(config: Config, num_envs: int) -> Gymnasium:
         ConfigError: if the factory cannot be called or makes another kind of object.
     """
     return Gymnasium(config, create_copies(config, "gymnasium", num_envs))
-
-
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -39,13 +39,7 @@ from murmur.env_service.adapters.sequential import (
     not_infos,
     shown,
 )
-from murmur.env_service.environment import (
-    LONGER,
-    BaselineFactory,
-    RandomPolicy,
-    VectorEnvironment,
-    blank_timestep,
-)
+from murmur.env_service.environment import LONGER, VectorEnvironment, blank_timestep
 from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.wire.spec import (
@@ -493,6 +487,3 @@ def make(config: Config, num_envs: int) -> GymnasiumVector:
         ConfigError: if the factory cannot be called or makes another kind of object.
     """
     return GymnasiumVector(config, num_envs)
-
-
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -21,7 +21,6 @@ from murmur.env_service.adapters.sequential import (
     shown,
 )
 from murmur.env_service.adapters.turns import TurnByTurn
-from murmur.env_service.environment import BaselineFactory, RandomPolicy
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
 
@@ -521,6 +520,3 @@ def make(config: Config, num_envs: int) -> PettingZoo:
     """
     copies = create_copies(config, "pettingzoo", num_envs)
     return (TurnGame if isinstance(copies[0], TurnByTurn) else PettingZoo)(config, copies)
-
-
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -22,12 +22,7 @@ from murmur.env_service.adapters.factory import MoreMetrics, find_factory
 from murmur.env_service.adapters.frames import FRAME
 from murmur.env_service.adapters.seeds import fold_seed
 from murmur.env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
-from murmur.env_service.environment import (
-    BaselineFactory,
-    RandomPolicy,
-    VectorEnvironment,
-    blank_timestep,
-)
+from murmur.env_service.environment import VectorEnvironment, blank_timestep
 from murmur.shared.config import Section
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
@@ -280,6 +275,3 @@ def _make(config: Config, num_envs: int) -> Any:
 def make(config: Config, num_envs: int) -> Vmas:
     """Make N copies of the scenario."""
     return Vmas(config, num_envs)
-
-
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

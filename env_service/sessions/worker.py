@@ -44,7 +44,7 @@ _GRACE_S = 1.0  # how long a stopping worker waits for answers under way
 
 
 class Stream(Call):
-    """One stream to the learner: the handshake, then lockstep. Used by one asyncio task.
+    """One stream to the learner, in lockstep after `greet`. Used by one asyncio task.
 
     Attributes:
         updates: number of updates of the policy that answered last.
@@ -53,58 +53,14 @@ class Stream(Call):
     """
 
     def __init__(
-        self,
-        channel: aio.Channel,
-        spec: EnvSpec,
-        num_envs: int,
-        metrics: WorkerMetrics,
+        self, channel: aio.Channel, spec: EnvSpec, num_envs: int, metrics: WorkerMetrics
     ) -> None:
-        """Open the stream; nothing travels before `open`."""
+        """Open the stream; nothing travels before `greet`."""
         super().__init__(channel, metrics)
-        self._spec, self._num_envs = spec, num_envs
         self._observations = ObservationCodec(spec, num_envs)
         self._actions = ActionCodec(spec, num_envs)
         self._sequence = self.updates = 0
         self.options: dict[str, Value] = {}
-
-    async def open(
-        self,
-        worker_id: str,
-        mode: pb.Mode,
-        preferred_first_slot: int | None = None,
-        episodes: int = 0,
-        options: EpisodeOptions | None = None,
-    ) -> pb.Welcome:
-        """Send Hello and wait for Welcome, without a timeout.
-
-        Args:
-            worker_id: name of the session.
-            mode: MODE_TRAIN or MODE_EVALUATE.
-            preferred_first_slot: wanted slot of the first environment.
-            episodes: number of episodes of an evaluation.
-            options: options that differ between episodes; None: there are none.
-
-        Raises:
-            Disconnected: if the learner is not reachable, refuses or disconnects.
-            WireError: if the answer is no Welcome, or has another number of slots.
-        """
-        hello = pb.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            worker_id=worker_id,
-            mode=mode,
-            num_envs=self._num_envs,
-            spec=spec_to_proto(self._spec),
-            preferred_first_slot=preferred_first_slot,
-            episodes=episodes,
-            curriculum=options.curriculum if options is not None else (),
-        )
-        welcome = await self.greet(hello)
-        if mode == pb.MODE_TRAIN and len(welcome.slots) != self._num_envs:
-            raise WireError(
-                f"the learner's Welcome names {len(welcome.slots)} slots, "
-                f"the session has {self._num_envs} environments"
-            )
-        return welcome
 
     async def exchange(self, timestep: TimeStep) -> Array:
         """Send rows and wait for their actions.
@@ -131,6 +87,32 @@ class Stream(Call):
             raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
         self._metrics.enter("wait")
         return action
+
+
+def hello_of(
+    spec: EnvSpec,
+    num_envs: int,
+    worker_id: str,
+    mode: pb.Mode,
+    options: EpisodeOptions | None = None,
+) -> pb.Hello:
+    """Return the first message of a session.
+
+    Args:
+        spec: spec of the rows that it sends.
+        num_envs: number of its environments.
+        worker_id: name of the session in the learner's logs.
+        mode: MODE_TRAIN or MODE_EVALUATE.
+        options: options that differ between episodes; None: there are none.
+    """
+    return pb.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        worker_id=worker_id,
+        mode=mode,
+        num_envs=num_envs,
+        spec=spec_to_proto(spec),
+        curriculum=options.curriculum if options is not None else (),
+    )
 
 
 class WorkerSession:
@@ -170,21 +152,13 @@ class WorkerSession:
         Raises:
             MurmurError: if reconnecting cannot help.
         """
-
-        def connect(channel: aio.Channel) -> Stream:
-            return Stream(channel, self._expert.spec, self._environment.num_envs, metrics)
-
-        def greet(stream: Stream) -> Coroutine[None, None, pb.Welcome]:
-            return stream.open(
-                self._worker_id,
-                pb.MODE_TRAIN,
-                self._preferred_first_slot,
-                options=self._environment.options,
-            )
-
+        spec, n, options = self._expert.spec, self._environment.num_envs, self._environment.options
+        connect = partial(Stream, spec=spec, num_envs=n, metrics=metrics)
+        hello = hello_of(spec, n, self._worker_id, pb.MODE_TRAIN, options)
+        hello.preferred_first_slot = self._preferred_first_slot
         while not self._stop.is_set():
             try:
-                async with choice.stream(connect, greet) as (stream, welcome):
+                async with choice.stream(connect, hello) as (stream, welcome):
                     await self._play(stream, welcome, metrics, choice.leaving)
             except Disconnected as error:
                 await choice.pause(error, self._stop)
@@ -250,10 +224,16 @@ class WorkerSession:
         that fails in its replay returns an ABORTED row, and loses that episode.
 
         Raises:
-            WireError: if a replay's bytes are no whole number of actions.
+            WireError: if Welcome has another number of slots, or a replay's bytes are no whole
+                number of actions.
             EnvironmentFault: if an episode ends before its replay does.
         """
         environment, n = self._environment, self._environment.num_envs
+        if len(welcome.slots) != n:
+            raise WireError(
+                f"the learner's Welcome names {len(welcome.slots)} slots, the session has {n} "
+                "environments"
+            )
         self._expert.begin(welcome.policy_version)
         self._run_seed = welcome.run_seed
         self._slots = np.arange(welcome.first_slot, welcome.first_slot + n)
