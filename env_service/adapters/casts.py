@@ -89,7 +89,11 @@ class CastWatch:
         if exact or not array.size or self._notices.said(CAST, name):
             return
         if kind in "iu":
-            self._look_at_integers(name, array, place)
+            for k in np.flatnonzero(np.abs(array.astype(np.float64)) > WHOLE).tolist():
+                before, after = int(array.flat[k]), int(place.flat[k])
+                if before != after:
+                    self._say(name, k, array, before, after, "")
+                    return
             return
         wide = array.astype(np.float64)
         if not np.isfinite(place).all():  # a fault, which the caller finds
@@ -98,14 +102,6 @@ class CastWatch:
         if ranges is None:
             ranges = self._ranges[agent, name] = _Ranges(wide)
         ranges.add(wide, place)
-
-    def _look_at_integers(self, name: str, array: Array, place: Array) -> None:
-        large = np.flatnonzero(np.abs(array.astype(np.float64)) > WHOLE)
-        for k in large.tolist():
-            before, after = int(array.flat[k]), int(place.flat[k])
-            if before != after:
-                self._say(name, k, array, before, after, "")
-                return
 
     def _judge(self) -> None:
         """Report the entry of each observation that loses too much precision."""

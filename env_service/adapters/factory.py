@@ -167,8 +167,9 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
     """Call reset(seed=0) and return its pair of observation and info.
 
     Raises:
-        ConfigError: if reset raises or returns no pair.
+        ConfigError: if reset raises or returns no pair, or its infos are no dictionary.
     """
+    what = "infos are" if "infos" in returns else "info is"
     try:
         result = environment.reset(seed=0)
     except (Exception, SystemExit) as error:
@@ -179,6 +180,11 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
     if not isinstance(result, tuple) or len(result) != 2:
         raise ConfigError(
             f"'{factory}': reset() must return {returns}; it returned a {type(result).__name__}"
+        )
+    if not isinstance(result[1], Mapping):
+        raise ConfigError(
+            f"'{factory}': reset() must return {returns}; its {what} a "
+            f"{type(result[1]).__name__}, not a dictionary"
         )
     return result
 

@@ -121,14 +121,28 @@ class Interface:
             specs.append(ArraySpec(TURN_MASK, "uint8", ()))
         return tuple(specs)
 
+    def spec(self, metrics: tuple[str, ...], max_episode_steps: int) -> EnvSpec:
+        """Return the environment's spec.
+
+        Args:
+            metrics: names of its metrics.
+            max_episode_steps: configured limit of an episode, steps; 0 if none.
+        """
+        limits = (x for x in (max_episode_steps, self.max_episode_steps) if x)
+        return EnvSpec(
+            name=self.name,
+            num_agents=len(self.agents),
+            observations=self.arrays(),
+            action=self.actions.spec,
+            metrics=metrics,
+            max_episode_steps=min(limits, default=0),
+            agents=tuple(self.agents),
+        )
+
     @property
     def masked(self) -> bool:
         """Return whether the environment gives action masks."""
         return self.masks_told or any(self.observations.masks_seen)
-
-    def longest(self, max_episode_steps: int) -> int:
-        """Return the smaller of an episode's configured limit and the hint, steps; 0 if none."""
-        return min((x for x in (max_episode_steps, self.max_episode_steps) if x), default=0)
 
     def check(self, config: AdapterConfig, notices: Notices) -> None:
         """Report images that are sent smaller, and guesses.
@@ -191,21 +205,15 @@ class SequentialVectorEnv(VectorEnvironment):
         self._environments = environments
         self._config = config
         self._sharing = interface.sharing
-        longest = interface.longest(config.max_episode_steps)
         self._limit, self._hint = config.max_episode_steps, interface.hint
         self._watch = CastWatch(self.notices)
         wanted = "agents" if interface.takes_turns and config.teams == "auto" else config.teams
         self._teams = TeamReturns(teams_of(interface.agents, wanted, config.factory), n, a)
-        self.spec = EnvSpec(
-            name=interface.name,
-            num_agents=a,
-            observations=interface.arrays(),
-            action=interface.actions.spec,
-            metrics=(*self._teams.names, "length", *config.metrics),
-            max_episode_steps=longest,
-            agents=tuple(interface.agents),
-        )
-        self._bound = longest or _FAR  # length at which an episode without an end is looked at
+        metrics = (*self._teams.names, "length", *config.metrics)
+        self.spec = interface.spec(metrics, config.max_episode_steps)
+        self._bound = (
+            self.spec.max_episode_steps or _FAR
+        )  # length at which an episode without an end is looked at
         self._timestep = blank_timestep(self.spec, n)
         self._arrays, self._metrics = self._timestep.observation, self._timestep.metrics
         self._step_type, self._discount = self._timestep.step_type, self._timestep.discount
@@ -464,7 +472,11 @@ class SequentialVectorEnv(VectorEnvironment):
         """
         if self._masks_seen[agent]:
             if ACTION_MASK not in observation:
-                raise self._fault(i, mask_missing(self.agents[agent]))
+                raise self._fault(
+                    i,
+                    f"gave a wrong observation: that of agent '{self.agents[agent]}' lacks "
+                    f"'{ACTION_MASK}'",
+                )
             mask = observation[ACTION_MASK]
         else:
             try:
@@ -472,7 +484,11 @@ class SequentialVectorEnv(VectorEnvironment):
             except AttributeError as error:
                 raise self._fault(i, not_infos(info, self.agents[agent])) from error
             if mask is not None and not self._masks_told:
-                raise self._fault(i, mask_not_told(self.agents[agent]))
+                raise self._fault(
+                    i,
+                    f"gives agent '{self.agents[agent]}' an '{ACTION_MASK}' among its infos, but "
+                    "none in its first reset(); give it in both",
+                )
         if not self._masks_given:
             return
         assert self._masks is not None
@@ -682,16 +698,3 @@ def not_infos(value: object, agent: str = "") -> str:
     """Return the message about infos, of one agent or of all, that are no dictionary."""
     who = f" of agent '{agent}'" if agent else ""
     return f"returned a {type(value).__name__} as infos{who}, not a dictionary"
-
-
-def mask_missing(agent: str) -> str:
-    """Return the message about an observation without the mask that its space has."""
-    return f"gave a wrong observation: that of agent '{agent}' lacks '{ACTION_MASK}'"
-
-
-def mask_not_told(agent: str) -> str:
-    """Return the message about a mask in a step's infos if the first reset gave none."""
-    return (
-        f"gives agent '{agent}' an '{ACTION_MASK}' among its infos, but none in its first reset(); "
-        "give it in both"
-    )

@@ -5,7 +5,6 @@ environments whose observations, actions and rewards are tuples with one entry f
 `team: true`. Their episode ends when all agents are done; its discount is 1 if any was truncated.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -78,11 +77,13 @@ class Gymnasium(SequentialVectorEnv):
         seen, acting = self._spaces(first, config)
         actions = ActionLayout(acting, joint=bool(config.joint_actions))
         _, info = first_reset(first, config.factory, "(observation, info)")
-        if not isinstance(info, Mapping):
-            raise ConfigError(
-                f"'{config.factory}': reset() must return (observation, info); its info is a "
-                f"{type(info).__name__}, not a dictionary"
-            )
+        doubts: tuple[tuple[str, str, str], ...] = ()
+        if ACTION_MASK not in info:
+            masked = any(ACTION_MASK in getattr(space, "spaces", ()) for space in seen.values())
+            doubts = () if masked else unread_masks(first, [info], list(seen.values()))
+        elif len(seen) > 1:
+            text = f"info '{ACTION_MASK}' is taken as the mask of each of the {len(seen)} agents"
+            doubts = (("mask_repeated", ACTION_MASK, text),)
         about = first.spec
         interface = Interface(
             about.id if about else config.factory,
@@ -92,21 +93,9 @@ class Gymnasium(SequentialVectorEnv):
             masks_told=ACTION_MASK in info,
             max_episode_steps=hint_of(about and about.max_episode_steps),
             hint="spec.max_episode_steps of the registration",
-            doubts=self._mask_doubts(first, info, list(seen.values())),
+            doubts=doubts,
         )
         super().__init__(interface, environments, config)
-
-    def _mask_doubts(
-        self, environment: Any, info: Mapping[Any, Any], spaces: list[Any]
-    ) -> tuple[tuple[str, str, str], ...]:
-        """Find masks that are not read, or are read as all agents', for notices."""
-        if ACTION_MASK not in info:
-            seen = any(ACTION_MASK in getattr(space, "spaces", ()) for space in spaces)
-            return () if seen else unread_masks(environment, [info], spaces)
-        if len(spaces) == 1:
-            return ()
-        text = f"info '{ACTION_MASK}' is taken as the mask of each of the {len(spaces)} agents"
-        return (("mask_repeated", ACTION_MASK, text),)
 
     def _spaces(self, environment: Any, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the agents' observation spaces and action spaces.

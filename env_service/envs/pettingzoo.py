@@ -24,6 +24,9 @@ from murmur.env_service.adapters.turns import TurnByTurn
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
 
+ByAgent = Mapping[Any, Any]  # observations, rewards or infos by the agents' names
+Agents = list[tuple[int, Any]]  # rows and names of some agents
+
 _STEP_RETURNS = "(observations, rewards, terminations, truncations, infos)"
 
 
@@ -209,7 +212,7 @@ class PettingZoo(SequentialVectorEnv):
                 ),
             )
 
-    def _present(self, i: int, environment: Any) -> list[tuple[int, Any]]:
+    def _present(self, i: int, environment: Any) -> Agents:
         """Return the agents that the environment lists, as (row, agent)."""
         there = set(environment.agents)
         strangers = there - self._index.keys()
@@ -219,7 +222,7 @@ class PettingZoo(SequentialVectorEnv):
             )
         return [x for x in self._all if x[1] in there]
 
-    def _take_leave(self, i: int, present: list[tuple[int, Any]], ended: Mapping[Any, str]) -> None:
+    def _take_leave(self, i: int, present: Agents, ended: Mapping[Any, str]) -> None:
         """Check that agents leave if and only if they are done, at the latest in the next step."""
         there = {agent for _, agent in present}
         for agent, how in self._done[i].items():
@@ -237,14 +240,7 @@ class PettingZoo(SequentialVectorEnv):
         self._done[i] = {agent: how for agent, how in ended.items() if agent in there}
 
     def _see(
-        self,
-        i: int,
-        a: int,
-        agent: Any,
-        observation: Any,
-        infos: Mapping[Any, Any],
-        *,
-        over: bool = False,
+        self, i: int, a: int, agent: Any, observation: Any, infos: ByAgent, *, over: bool = False
     ) -> None:
         """Write one agent's observation and action mask."""
         self._observe(i, a, observation)
@@ -259,7 +255,7 @@ class PettingZoo(SequentialVectorEnv):
         if watched:
             self._watch.look(-1, STATE, state, self._state_places[i])
 
-    def _set_alive(self, i: int, alive: list[tuple[int, Any]]) -> None:
+    def _set_alive(self, i: int, alive: Agents) -> None:
         """Set the alive agents, and blank all others."""
         self._alive_agents[i], self._names[i] = alive, {agent for _, agent in alive}
         whole = len(alive) == len(self._all)
@@ -279,12 +275,7 @@ class PettingZoo(SequentialVectorEnv):
                 self._blank(i, a)
 
     def _change(
-        self,
-        i: int,
-        before: list[tuple[int, Any]],
-        now: list[tuple[int, Any]],
-        observations: Mapping[Any, Any],
-        infos: Mapping[Any, Any],
+        self, i: int, before: Agents, now: Agents, observations: ByAgent, infos: ByAgent
     ) -> None:
         """Update the alive agents after some left or came, in an episode that continues."""
         self._set_alive(i, now)
@@ -296,13 +287,7 @@ class PettingZoo(SequentialVectorEnv):
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what step() returned") from error
 
-    def _end(
-        self,
-        i: int,
-        ended: Mapping[Any, str],
-        observations: Mapping[Any, Any],
-        infos: Mapping[Any, Any],
-    ) -> None:
+    def _end(self, i: int, ended: Mapping[Any, str], observations: ByAgent, infos: ByAgent) -> None:
         """Write the last agents' final observations; truncated agents must have one."""
         for agent, how in ended.items():
             a = self._index[agent]
@@ -347,14 +332,7 @@ class TurnGame(PettingZoo):
         self._turns[i] = 0
 
     def _see(
-        self,
-        i: int,
-        a: int,
-        agent: Any,
-        observation: Any,
-        infos: Mapping[Any, Any],
-        *,
-        over: bool = False,
+        self, i: int, a: int, agent: Any, observation: Any, infos: ByAgent, *, over: bool = False
     ) -> None:
         """Write the observation of the agent to act; another one has to wait."""
         acts = agent == self._environments[i].acting
@@ -414,12 +392,11 @@ def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:
         ConfigError: if reset raises or does not return two dictionaries by agent.
     """
     observations, infos = first_reset(environment, factory, "(observations, infos)")
-    for what, value in (("observations", observations), ("infos", infos)):
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"'{factory}': reset() must return (observations, infos), two dictionaries by "
-                f"agent; its {what} are a {type(value).__name__}"
-            )
+    if not isinstance(observations, Mapping):
+        raise ConfigError(
+            f"'{factory}': reset() must return (observations, infos), two dictionaries by agent; "
+            f"its observations are a {type(observations).__name__}"
+        )
     for agent, info in infos.items():
         if not isinstance(info, Mapping | None):
             raise ConfigError(
@@ -445,7 +422,14 @@ def _state(environment: Any, config: Config, agents: list[Any]) -> tuple[Any, An
     inner = getattr(environment, "unwrapped", environment)
     space = getattr(environment, "state_space", None) or getattr(inner, "state_space", None)
     if space is None:
-        example = _example_state(environment, config.factory)
+        try:
+            example = environment.state()
+            example = example.astype(example.dtype)
+        except Exception as error:
+            raise ConfigError(
+                f"'{config.factory}' has no state() that gives an array ({type(error).__name__}: "
+                f"{error}); set environment.state: false"
+            ) from error
         space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
     return state_layout(space, config, agents)
 
@@ -481,7 +465,7 @@ def _not_a_dictionary(result: Any) -> str:
     return ""
 
 
-def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:
+def _not_of_an_agent(result: Any, alive: Agents) -> str:
     """Return the message about the first invalid reward or flag of an agent; "" if none."""
     _, rewards, terminations, truncations, _ = result
     for name, values, use, wanted in (
@@ -499,17 +483,6 @@ def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:
                 whose = f"{name} of agent '{agent}'"
                 return f"returned {shown(value)} as {whose} from step(), not {wanted}"
     return ""
-
-
-def _example_state(environment: Any, factory: str) -> Any:
-    try:
-        example = environment.state()
-        return example.astype(example.dtype)
-    except Exception as error:
-        raise ConfigError(
-            f"'{factory}' has no state() that gives an array ({type(error).__name__}: {error}); "
-            "set environment.state: false"
-        ) from error
 
 
 def make(config: Config, num_envs: int) -> PettingZoo:

@@ -17,7 +17,7 @@ import numpy as np
 from grpc import aio
 from numpy.typing import NDArray
 
-from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.env_service.environment import VectorEnvironment, make_environment, zero_actions
 from murmur.env_service.episode_options import EpisodeOptions
 from murmur.env_service.metrics import WorkerMetrics
 from murmur.env_service.sessions.call import Call
@@ -246,8 +246,7 @@ class WorkerSession:
             environment.options.resume(own)
         replays = [_replay(environment.spec, slot.actions) for slot in welcome.slots]
         lengths = np.array([len(replay) for replay in replays])
-        dtype, shape = action_layout(environment.spec.action)
-        action = np.zeros((n, environment.spec.num_agents, *shape), dtype)
+        action = zero_actions(environment.spec, n)
         starts = lengths.max() - lengths  # the call in which each copy begins its episode
         lost = np.zeros(n, np.bool_)  # failed in its replay
         timestep = self._step(action, np.ones(n, np.bool_))
@@ -259,23 +258,19 @@ class WorkerSession:
             early = over[call - starts[over] < lengths[over]]
             lost[early] = timestep.step_type[early] == StepType.ABORTED
             if (ended := early[~lost[early]]).size:
-                raise self._not_the_same(ended[0])
+                i = ended[0]
+                raise EnvironmentFault(
+                    f"environment '{environment.spec.name}' ended an episode after "
+                    f"{environment.steps[i]} steps that was longer before: the same seed and "
+                    f"actions must give the same episode (seed {environment.seeds[i]}, slot "
+                    f"{self._slots[i]}, run seed {self._run_seed})"
+                )
             restart = environment.over | (starts == call)
             timestep = self._step(action, restart, over[~lost[over]])
         if lost.any():
             timestep = aborted_rows(timestep, np.flatnonzero(lost).tolist())
             environment.over[lost] = True
         return timestep
-
-    def _not_the_same(self, copy: int) -> EnvironmentFault:
-        """Make the error for a copy with an episode that ends before its replay."""
-        environment = self._environment
-        return EnvironmentFault(
-            f"environment '{environment.spec.name}' ended an episode after "
-            f"{environment.steps[copy]} steps that was longer before: the same seed and actions "
-            f"must give the same episode (seed {environment.seeds[copy]}, slot "
-            f"{self._slots[copy]}, run seed {self._run_seed})"
-        )
 
 
 def _replay(spec: EnvSpec, actions: bytes) -> Array:

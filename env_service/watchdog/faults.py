@@ -28,6 +28,7 @@ from murmur.env_service.environment import (
     expected_arrays,
     named_arrays,
     shape_errors,
+    zero_actions,
 )
 from murmur.env_service.episode_options import EpisodeOptions, Options
 from murmur.env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
@@ -35,7 +36,7 @@ from murmur.shared.process.errors import EnvironmentFault, WireError
 from murmur.shared.process.traces import error_message
 from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.notices import Notices
-from murmur.shared.wire.spec import ACTION_MASK, action_layout
+from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
@@ -206,8 +207,7 @@ class GuardedEnvironment:
 
     def reset(self) -> TimeStep:
         """Start a new episode in every copy, from `seeds`; see `step`."""
-        dtype, shape = action_layout(self.spec.action)
-        action = np.zeros((self.num_envs, self.spec.num_agents, *shape), dtype)
+        action = zero_actions(self.spec, self.num_envs)
         return self.step(action, np.ones(self.num_envs, np.bool_))
 
     def _without_broken(self, timestep: TimeStep, restart: NDArray[np.bool_]) -> TimeStep:
