@@ -437,8 +437,7 @@ def decode(data: bytes, flags: int, name: str, quiet: bool = False) -> NDArray[A
     damage += [line for line in printed if line.startswith("libpng error")]
     if damage:
         raise BrokenSample("unreadable", f"{name} is damaged: {'; '.join(damage)}")
-    pixels: NDArray[Any] = image
-    return pixels
+    return np.asarray(image)
 
 
 def _harmless(warning: str) -> bool:
