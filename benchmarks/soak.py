@@ -42,7 +42,7 @@ from murmur.env_service.environment import make_environment
 from murmur.env_service.metrics import WorkerMetrics
 from murmur.env_service.sessions.connection import Connection
 from murmur.env_service.sessions.reconnect import FINAL, Disconnected
-from murmur.env_service.sessions.worker import Stream
+from murmur.env_service.sessions.worker import Stream, hello_of
 from murmur.kit.certs import make_certificates
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 from murmur.shared.config.experiment import ExperimentConfig
@@ -128,7 +128,7 @@ async def short_session(config: ExperimentConfig, role: Role, what: str, rows: i
     async with Connection(config, role) as connection, connection.channel() as channel:
         stream = Stream(channel, spec, 1, WorkerMetrics("train", CollectorRegistry()))
         try:
-            await stream.open("visitor", pb.MODE_TRAIN)
+            await stream.greet(hello_of(spec, 1, "visitor", pb.MODE_TRAIN))
             timestep = environment.reset(seeds)
             for _ in range(rows):
                 action = await stream.exchange(timestep)

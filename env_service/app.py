@@ -66,25 +66,6 @@ def _log_end(registry: CollectorRegistry, mode: str) -> None:
         logger.info("stopped: %d rows sent, %d of them not answered", sent, alone)
 
 
-def _registry(config: ExperimentConfig, mode: str, folder: str) -> CollectorRegistry:
-    """Make a registry of the sums of the workers' metrics in `folder`."""
-    registry = CollectorRegistry()
-    _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
-    registry.register(TreeCpu())
-    set_info(registry, config.run.name, config.environment.name or config.source.name, mode)
-    return registry
-
-
-def _workers(
-    config: ExperimentConfig, first: int, evaluate: bool, folder: str, name: str
-) -> list[WorkerProcess]:
-    """Describe the server's workers, not started yet."""
-    return [
-        WorkerProcess(config, first + i, evaluate, folder, name)
-        for i in range(1 if evaluate else config.env_server.num_workers)
-    ]
-
-
 def run_env_server(
     config: ExperimentConfig,
     *,
@@ -122,10 +103,16 @@ def run_env_server(
     warn_if_insecure(config.security)
     mode = _mode(config, evaluate)
     with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:
-        registry = _registry(config, mode, folder)
+        registry = CollectorRegistry()  # sums of the workers' metrics in the folder
+        _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
+        registry.register(TreeCpu())
+        set_info(registry, config.run.name, config.environment.name or config.source.name, mode)
         restarts = counter("murmur_env_worker_restarts_total", registry)
         name = f"{os.getpid()}.{time.monotonic_ns()}."  # unique on this machine
-        workers = _workers(config, first_worker, evaluate, folder, name)
+        workers = [
+            WorkerProcess(config, first_worker + i, evaluate, folder, name)
+            for i in range(1 if evaluate else server.num_workers)
+        ]
         port = ENV_METRICS_PORT if server.metrics_port is None else server.metrics_port
         metrics = MetricsServer(
             server.metrics_host,

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -20,6 +20,7 @@ from murmur.env_service.environment import (
     num_draws,
     random_action,
     shape_errors,
+    zero_actions,
 )
 from murmur.shared.config.episode_options import EnvironmentConfig, Value
 from murmur.shared.process.errors import EnvironmentFault, SpecError
@@ -33,7 +34,6 @@ from murmur.shared.wire.spec import (
     Continuous,
     Discrete,
     EnvSpec,
-    action_layout,
     shown_agents,
 )
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -45,39 +45,34 @@ _LARGE_SEEDS = (2**31 + 7, 2**63 - 9)
 _NUMBER = re.compile(r"[-+]?\b(\d[\d.e+-]*|nan|inf)\b")
 
 
-def _plays(longest: int) -> Sequence[tuple[str, str, list[int], int, int]]:
-    """Return the plays: arguments of _Check.play, in its order."""
-    short = min(longest, 40)
-    return (
-        (
-            "the same seed and actions after LAST gave another episode",
-            "something of an episode outlives it, or a random number is not the seed's",
-            [11, 12, 13],
-            longest,
-            0,
-        ),
-        (
-            "the same seed and actions in a new environment gave another episode",
-            "every random number must come from the episode's seed, given to reset",
-            [11, 12, 13],
-            short,
-            0,
-        ),
-        (
-            "a restart in the middle of an episode leaves traces",
-            "reset everything in a restart, not only after LAST",
-            [12, 13, 11],
-            short,
-            3,
-        ),
-        (
-            "an episode depends on the other copies",
-            "nothing may be shared by copies, class attributes and global random numbers included",
-            [13, 99, *_LARGE_SEEDS, 11],
-            short,
-            7,
-        ),
-    )
+# Plays: message and hint if a row differs, seeds, and `every` of _Check.play.
+_PLAYS = (
+    (
+        "the same seed and actions after LAST gave another episode",
+        "something of an episode outlives it, or a random number is not the seed's",
+        (11, 12, 13),
+        0,
+    ),
+    (
+        "the same seed and actions in a new environment gave another episode",
+        "every random number must come from the episode's seed, given to reset",
+        (11, 12, 13),
+        0,
+    ),
+    (
+        "a restart in the middle of an episode leaves traces",
+        "reset everything in a restart, not only after LAST",
+        (12, 13, 11),
+        3,
+    ),
+    (
+        "an episode depends on the other copies",
+        "nothing may be shared by copies, class attributes and global random numbers included",
+        (13, 99, *_LARGE_SEEDS, 11),
+        7,
+    ),
+)
+_SHORT_ROWS = 40  # of all plays but the first
 
 
 def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> list[str]:
@@ -103,7 +98,8 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
         return check.found
     limit = check.max_episode_steps
     longest = min(2 * limit + 3, max_rows) if limit else max_rows  # twice the longest episode
-    for number, (if_it_differs, hint, seeds, rows, every) in enumerate(_plays(longest)):
+    for number, (if_it_differs, hint, seeds, every) in enumerate(_PLAYS):
+        rows = min(longest, _SHORT_ROWS) if number else longest
         same = check.play(if_it_differs, hint, seeds, rows, every)
         if number == 0 and same and check.longer:  # it did not get to what comes after LAST
             same = check.play(if_it_differs, hint, seeds, max_rows, every)
@@ -241,26 +237,35 @@ def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
     Args:
         make: function that builds the environment with a number of copies.
     """
-    seeds = np.array(_LOOK_SEEDS, np.uint64)
-    environment = make(len(seeds))
-    if not environment.seeded:
-        environment.close()
-        return Look(environment.spec.agents, [])
-    policy = RandomPolicy(environment)
-    policy.seed(seeds)
-    timestep, rows = environment.reset(seeds), []
-    for _ in range(_LOOK_ROWS):
-        rows.append(
-            {
-                name: blake2b(array.tobytes(), digest_size=8).digest()
-                for name, array in named_arrays(timestep).items()
-                if not name.startswith("metric")
-            }
-        )
-        over = np.array(timestep.step_type >= StepType.LAST)
-        timestep = environment.step(policy.act(timestep), over, seeds)
+    environment = make(len(_LOOK_SEEDS))
+    rows = [
+        {
+            name: blake2b(array.tobytes(), digest_size=8).digest()
+            for name, array in arrays.items()
+            if not name.startswith("metric")
+        }
+        for arrays in (_random_rows(environment, {}) if environment.seeded else ())
+    ]
     environment.close()
     return Look(environment.spec.agents, rows)
+
+
+def _random_rows(
+    environment: VectorEnvironment, options: Mapping[str, Value]
+) -> Iterator[dict[str, Array]]:
+    """Yield the arrays of rows of random play in which every episode has these options."""
+    seeds = np.array(_LOOK_SEEDS, np.uint64)
+    policy = RandomPolicy(environment)
+    policy.seed(seeds)
+    over = np.ones(len(seeds), np.bool_)
+    action = zero_actions(environment.spec, len(seeds))
+    for _ in range(_LOOK_ROWS):
+        for i in np.flatnonzero(over).tolist() if options else ():
+            environment.set_options(i, options)
+        timestep = environment.step(action, over, seeds)
+        yield named_arrays(timestep)
+        action = policy.act(timestep)
+        over = np.array(timestep.step_type >= StepType.LAST)
 
 
 def idle_options(make: Callable[[int], VectorEnvironment], config: EnvironmentConfig) -> list[str]:
@@ -293,20 +298,9 @@ def _played_with(
     make: Callable[[int], VectorEnvironment], options: Mapping[str, Value]
 ) -> list[bytes]:
     """Return the rows of random play in which every episode has these options."""
-    seeds = np.array(_LOOK_SEEDS, np.uint64)
-    environment = make(len(seeds))
-    policy = RandomPolicy(environment)
-    policy.seed(seeds)
-    over, rows = np.ones(len(seeds), np.bool_), list[bytes]()
-    dtype, shape = action_layout(environment.spec.action)
-    action = np.zeros((len(seeds), environment.spec.num_agents, *shape), dtype)
-    for _ in range(_LOOK_ROWS):
-        for i in np.flatnonzero(over).tolist():
-            environment.set_options(i, options)
-        timestep = environment.step(action, over, seeds)
-        rows += [array.tobytes() for array in named_arrays(timestep).values()]
-        action = policy.act(timestep)
-        over = np.array(timestep.step_type >= StepType.LAST)
+    environment = make(len(_LOOK_SEEDS))
+    arrays = (array for row in _random_rows(environment, options) for array in row.values())
+    rows = [array.tobytes() for array in arrays]
     environment.close()
     return rows
 
@@ -517,7 +511,9 @@ class _Check:
                 for name in before.keys() | now.keys()
                 if name not in before
                 or name not in now
-                or not np.array_equal(before[name], now[name], equal_nan=_is_float(now[name]))
+                or not np.array_equal(
+                    before[name], now[name], equal_nan=now[name].dtype.kind == "f"
+                )
             }
         return sorted(differing)
 
@@ -551,7 +547,3 @@ def _with_ends(spec: EnvSpec, draws: NDArray[np.uint64], action: Array) -> Array
     ends = np.where(chance < 1 / 2, low, high).astype(action.dtype)
     numbers[...] = np.where(abs(chance - 1 / 2) > 3 / 8, ends, numbers)
     return action
-
-
-def _is_float(array: Array) -> bool:
-    return array.dtype.kind == "f"

@@ -5,7 +5,7 @@ group `murmur.environments`) that has
 
     Config               a frozen pydantic model: every option with its default, unit and meaning
     make(config, num_envs) -> VectorEnvironment
-    BASELINES            name -> (environment) -> ScriptedPolicy; may be empty
+    BASELINES            name -> (environment) -> ScriptedPolicy; by default `random` alone
 
 `package.module:Name` names a class that is a plug-in by itself: see
 murmur.shared.config.named_plugin.
@@ -93,9 +93,8 @@ class VectorEnvironment(ABC):
 
     def reset(self, seeds: NDArray[np.uint64]) -> TimeStep:
         """Start a new episode in every copy."""
-        dtype, shape = action_layout(self.spec.action)
-        action = np.zeros((self.num_envs, self.spec.num_agents, *shape), dtype)
-        return self.step(action, np.ones(self.num_envs, np.bool_), seeds)
+        restart = np.ones(self.num_envs, np.bool_)
+        return self.step(zero_actions(self.spec, self.num_envs), restart, seeds)
 
     def set_options(self, index: int, options: Mapping[str, Value]) -> None:
         """Set the options of the episode that copy `index` begins in the next step.
@@ -145,6 +144,12 @@ class VectorEnvironment(ABC):
 
     def close(self) -> None:  # noqa: B027 - nothing to release unless an environment says so
         """Release the environment's resources."""
+
+
+def zero_actions(spec: EnvSpec, num_envs: int) -> Array:
+    """Return actions of zeros, [N, A, ...] as the spec says."""
+    dtype, shape = action_layout(spec.action)
+    return np.zeros((num_envs, spec.num_agents, *shape), dtype)
 
 
 class ScriptedPolicy(Protocol):

@@ -43,7 +43,7 @@ class _Choices(dict[int, Any]):
         super().__init__(enumerate(actions))
         self._agent = agent
 
-    def __missing__(self, number: int) -> Any:  # noqa: ANN401
+    def __missing__(self, number: int) -> Any:
         raise ValueError(
             f"agent '{self._agent}' has {len(self)} actions and was told to take number {number}; "
             f"the policy must apply '{ACTION_MASK}'"
@@ -67,7 +67,7 @@ class MaskPlace:
     place: slice | NDArray[np.intp]
     combined: NDArray[np.intp] | None = None
 
-    def read(self, mask: Any) -> Array:  # noqa: ANN401 - whatever an environment gives
+    def read(self, mask: Any) -> Array:
         """Return a mask whose parts, as a Tuple's or Dict's sample() takes them, are joined."""
         entries = _mask_entries(self.space, mask)
         return np.concatenate(entries) if entries else np.zeros(0)
@@ -226,7 +226,7 @@ class ActionLayout:
         if free.any():
             self._least, self._most = np.where(free, self._low, -1), np.where(free, self._high, 1)
 
-    def prepare(self, action: Array) -> Any:  # noqa: ANN401 - [copy][agent]
+    def prepare(self, action: Array) -> Any:
         """Return the actions of all copies, ready for `convert`, in memory of their own."""
         if isinstance(self.spec, Discrete):
             return action.tolist()
@@ -240,7 +240,7 @@ class ActionLayout:
         np.clip(scaled, self._low, self._high, out=scaled)  # rounding may step outside
         return prepared
 
-    def encode(self, action: Any) -> Array:  # noqa: ANN401 - of any space
+    def encode(self, action: Any) -> Array:
         """Encode an action of the first agent's space as it is sent, the inverse of `convert`.
 
         Numbers outside of the space's bounds stay outside.
@@ -335,7 +335,7 @@ def _own(agent: str, space: Space) -> _Own:
     return own
 
 
-def _take_apart(space: Space, action: Any, choices: list[int], numbers: list[float]) -> None:  # noqa: ANN401
+def _take_apart(space: Space, action: Any, choices: list[int], numbers: list[float]) -> None:
     """Append the choices and numbers of a space's action, in the order of `_Own`."""
     if isinstance(space, spaces.Tuple | spaces.Dict):
         for key, part in _parts(space):
@@ -354,7 +354,7 @@ def _parts(space: spaces.Tuple[Any] | spaces.Dict) -> Iterable[tuple[Any, Space]
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 
-def _mask_entries(space: Space, mask: Any) -> list[Array]:  # noqa: ANN401
+def _mask_entries(space: Space, mask: Any) -> list[Array]:
     """Return the masks of a space's choices, in their order; numbers have None."""
     if mask is None:
         return []
@@ -483,7 +483,7 @@ def _reader(
     if isinstance(space, spaces.Box):
         place, whole = _place(list(islice(numbers, size))), np.issubdtype(space.dtype, np.integer)
 
-        def number(row: Any) -> Any:  # noqa: ANN401
+        def number(row: Any) -> Any:
             cut = row[..., place].reshape(shape)
             return (np.rint(cut) if whole else cut).astype(dtype, copy=False)
 
@@ -502,7 +502,7 @@ def _checked(
     """Let a reader refuse choices that an agent does not have."""
     counts = np.array(factors)
 
-    def convert(row: Any) -> Any:  # noqa: ANN401
+    def convert(row: Any) -> Any:
         chosen = row[: len(counts)]
         if ((chosen < 0) | (chosen >= counts)).any():
             raise ValueError(

@@ -26,7 +26,7 @@ def subject_of(path: Path) -> str:
     return ".".join(map(str, path)) or VECTOR
 
 
-def write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+def write_box(place: Array, value: Any) -> None:
     """Write numbers of exactly the declared shape.
 
     Raises:
@@ -39,7 +39,7 @@ def write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the 
     place[...] = value
 
 
-def require_numbers(value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+def require_numbers(value: Any) -> None:
     """Refuse values that NumPy would cast to float32 with a loss or by parsing text.
 
     Raises:
@@ -81,7 +81,7 @@ class CastWatch:
         self._ranges.clear()
         self.step()
 
-    def look(self, agent: int, name: str, value: Any, place: Array) -> None:  # noqa: ANN401
+    def look(self, agent: int, name: str, value: Any, place: Array) -> None:
         """Compare a part of an observation with its float32 numbers."""
         array = np.asarray(value)
         kind, size = array.dtype.kind, array.dtype.itemsize
@@ -89,7 +89,11 @@ class CastWatch:
         if exact or not array.size or self._notices.said(CAST, name):
             return
         if kind in "iu":
-            self._look_at_integers(name, array, place)
+            for k in np.flatnonzero(np.abs(array.astype(np.float64)) > WHOLE).tolist():
+                before, after = int(array.flat[k]), int(place.flat[k])
+                if before != after:
+                    self._say(name, k, array, before, after, "")
+                    return
             return
         wide = array.astype(np.float64)
         if not np.isfinite(place).all():  # a fault, which the caller finds
@@ -98,14 +102,6 @@ class CastWatch:
         if ranges is None:
             ranges = self._ranges[agent, name] = _Ranges(wide)
         ranges.add(wide, place)
-
-    def _look_at_integers(self, name: str, array: Array, place: Array) -> None:
-        large = np.flatnonzero(np.abs(array.astype(np.float64)) > WHOLE)
-        for k in large.tolist():
-            before, after = int(array.flat[k]), int(place.flat[k])
-            if before != after:
-                self._say(name, k, array, before, after, "")
-                return
 
     def _judge(self) -> None:
         """Report the entry of each observation that loses too much precision."""
@@ -155,12 +151,7 @@ class _Ranges:
 
 
 def say_number(
-    notices: Notices,
-    subject: str,
-    what: str,
-    before: Any,  # noqa: ANN401 - any number
-    after: float,
-    fix: str,
+    notices: Notices, subject: str, what: str, before: Any, after: float, fix: str
 ) -> None:
     """Give one notice that a number beyond WHOLE changes as float32.
 

@@ -106,7 +106,7 @@ def find_factory(path: str) -> Factory:
     # pygame greets on standard output when it is imported.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 
-    def missing(module: Any, part: str) -> str:  # noqa: ANN401
+    def missing(module: Any, part: str) -> str:
         turns = part == "parallel_env" and hasattr(module, "env")
         return f"its agents take turns: write {path.partition(':')[0]}:env" if turns else ""
 
@@ -120,7 +120,7 @@ def find_factory(path: str) -> Factory:
     return factory
 
 
-def create(config: AdapterConfig, **more: Any) -> Any:  # noqa: ANN401 - whatever the factory makes
+def create(config: AdapterConfig, **more: Any) -> Any:
     """Make one environment.
 
     Args:
@@ -149,7 +149,7 @@ def create(config: AdapterConfig, **more: Any) -> Any:  # noqa: ANN401 - whateve
         raise ConfigError(f"{call} raised {error_message(error)}; {fix}") from error
 
 
-def stepped(environment: Any) -> Any:  # noqa: ANN401
+def stepped(environment: Any) -> Any:
     """Return the environment; one of PettingZoo's AEC kind with the steps of a parallel one.
 
     If it is parallelizable all agents act in each step, else the agent with the turn does.
@@ -163,12 +163,13 @@ def stepped(environment: Any) -> Any:  # noqa: ANN401
     return aec_to_parallel(environment)
 
 
-def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:  # noqa: ANN401
+def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:
     """Call reset(seed=0) and return its pair of observation and info.
 
     Raises:
-        ConfigError: if reset raises or returns no pair.
+        ConfigError: if reset raises or returns no pair, or its infos are no dictionary.
     """
+    what = "infos are" if "infos" in returns else "info is"
     try:
         result = environment.reset(seed=0)
     except (Exception, SystemExit) as error:
@@ -180,14 +181,16 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
         raise ConfigError(
             f"'{factory}': reset() must return {returns}; it returned a {type(result).__name__}"
         )
+    if not isinstance(result[1], Mapping):
+        raise ConfigError(
+            f"'{factory}': reset() must return {returns}; its {what} a "
+            f"{type(result[1]).__name__}, not a dictionary"
+        )
     return result
 
 
 def require_reset_options(
-    environment: Any,  # noqa: ANN401
-    factory: str,
-    options: Mapping[str, Value],
-    **more: Any,  # noqa: ANN401
+    environment: Any, factory: str, options: Mapping[str, Value], **more: Any
 ) -> None:
     """Check that reset() takes options, by a reset with these.
 
@@ -220,7 +223,7 @@ def require_reset_options(
         ) from error
 
 
-def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # noqa: ANN401
+def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:
     """Read a property that an environment must have, by calling `get`.
 
     Raises:
@@ -234,7 +237,7 @@ def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # n
         ) from error
 
 
-def read_info(info: Mapping[Any, Any], name: str) -> Any:  # noqa: ANN401
+def read_info(info: Mapping[Any, Any], name: str) -> Any:
     """Return an info's value by name; a.b is b in its dictionary a; None if missing."""
     if name in info:
         return info[name]

@@ -33,8 +33,8 @@ def _drawn(options: dict[str, Any]) -> dict[str, Any]:
     return {"render_mode": FRAME, **(options.get("arguments") or {})}
 
 
-def frame_of(environment: Any) -> NDArray[np.uint8]:  # noqa: ANN401
-    """Return the picture that an environment draws, uint8 [height, width, 3].
+def frame_of(environment: Any, copy: int | None = None) -> NDArray[np.uint8]:
+    """Return the picture that an environment, or a copy of it, draws, uint8 [height, width, 3].
 
     Raises:
         NotImplementedError: if it draws no such picture, naming its result and render modes.
@@ -42,7 +42,7 @@ def frame_of(environment: Any) -> NDArray[np.uint8]:  # noqa: ANN401
     metadata = getattr(environment, "metadata", None) or {}
     modes = ", ".join(map(str, metadata.get("render_modes") or ())) or "none"
     try:
-        frame = environment.render()
+        frame = environment.render() if copy is None else np.asarray(environment.render()[copy])
     except Exception as error:
         raise NotImplementedError(
             f"render() raised {type(error).__name__}: {error}; its render modes: {modes}"

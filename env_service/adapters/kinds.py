@@ -23,7 +23,7 @@ _MOST_WRAPPERS = 50
 _PLUGINS = ("murmur", "pettingzoo", "gymnasium", "gymnasium_vector")
 
 
-def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
+def _has(environment: Any, name: str) -> bool:
     """Return whether it has an attribute, even one that raises: `read` reports that later."""
     try:
         return hasattr(environment, name)
@@ -31,7 +31,7 @@ def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
         return True
 
 
-def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
+def kind_of(environment: Any) -> str:
     """Find the plug-in that steps an environment.
 
     Returns:
@@ -68,11 +68,7 @@ def create_copies(config: AdapterConfig, kind: str, num_envs: int) -> list[Any]:
     return [environment, *(create(config) for _ in range(num_envs - 1))]
 
 
-def require_kind(
-    environment: Any,  # noqa: ANN401 - whatever a factory makes
-    config: AdapterConfig,
-    kind: str,
-) -> None:
+def require_kind(environment: Any, config: AdapterConfig, kind: str) -> None:
     """Refuse an environment that another plug-in than `kind` steps.
 
     Raises:
@@ -88,9 +84,7 @@ def require_kind(
 
 
 def unread_masks(
-    environment: Any,  # noqa: ANN401 - whatever a factory makes
-    infos: Sequence[Mapping[Any, Any]],
-    spaces: Sequence[Any],
+    environment: Any, infos: Sequence[Mapping[Any, Any]], spaces: Sequence[Any]
 ) -> tuple[tuple[str, str, str], ...]:
     """Find action masks in places that murmur does not read.
 
@@ -125,7 +119,7 @@ def unread_masks(
     return (("mask_unused", ACTION_MASK, text),)
 
 
-def _keys(space: Any) -> set[Any]:  # noqa: ANN401
+def _keys(space: Any) -> set[Any]:
     """Return all keys of a Dict space, and of Dict spaces nested in it or in a Tuple."""
     inner = getattr(space, "spaces", None)
     if not isinstance(inner, Mapping):

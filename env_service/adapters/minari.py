@@ -28,7 +28,7 @@ REPLAY = f"{__name__}:Replay"
 POLICY = f"{__name__}:Recorded"
 
 
-def open_dataset(name: str) -> Any:  # noqa: ANN401 - minari is optional
+def open_dataset(name: str) -> Any:
     """Open a dataset that is on this machine.
 
     Args:
@@ -70,7 +70,7 @@ class Replay(gymnasium.Env[Any, Any]):
         self.spec = self._dataset.env_spec
         self.action: Any = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ANN401
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin the episode of index `seed`.
 
         Raises:
@@ -89,14 +89,14 @@ class Replay(gymnasium.Env[Any, Any]):
             )
         return self._seen(), {}
 
-    def step(self, action: Any) -> Any:  # noqa: ANN401
+    def step(self, action: Any) -> Any:
         """Take the recorded step; an episode that was cut off counts as truncated."""
         age, self._age = self._age, self._age + 1
         reward, terminated = self._episode.rewards[age], bool(self._episode.terminations[age])
         truncated = self._age == self._steps and not terminated
         return self._seen(), float(reward), terminated, truncated, {}
 
-    def _seen(self) -> Any:  # noqa: ANN401
+    def _seen(self) -> Any:
         over = self._age == self._steps
         self.action = None if over else _at(self._episode.actions, self._age)
         return _at(self._episode.observations, self._age)
@@ -132,7 +132,7 @@ class Recorded:
         return np.stack(actions)[:, None]
 
 
-def _leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401 - arrays in dictionaries and tuples
+def _leaves(value: Any) -> Iterator[Any]:
     """Yield the arrays in dictionaries and tuples."""
     if isinstance(value, Mapping | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
@@ -141,7 +141,7 @@ def _leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401 - arrays in dictionari
         yield value
 
 
-def _at(value: Any, index: int) -> Any:  # noqa: ANN401 - arrays in dictionaries and tuples
+def _at(value: Any, index: int) -> Any:
     """Return one entry of arrays in dictionaries and tuples."""
     if isinstance(value, Mapping):
         return {key: _at(part, index) for key, part in value.items()}

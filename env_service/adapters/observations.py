@@ -365,7 +365,7 @@ def _named(space: Space, path: Path) -> _Leaf:
     return _Leaf(path, write_box, shape, (shape, "float32"), named=True)
 
 
-def _write_flags(place: Array, value: Any) -> None:  # noqa: ANN401
+def _write_flags(place: Array, value: Any) -> None:
     """Write flags as bytes.
 
     Raises:
@@ -428,7 +428,7 @@ def _write_all(leaf: _Leaf, place: Array) -> Callable[[Any], None]:
     if leaf.write in (write_box, _write_bytes):
         return partial(leaf.write, whole)
 
-    def write(batch: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+    def write(batch: Any) -> None:
         if len(batch) != len(whole):
             raise ValueError(f"holds {len(batch)} copies, not {len(whole)}")
         for row, value in zip(whole, batch, strict=True):
@@ -441,7 +441,7 @@ def _image_text(image: tuple[tuple[int, ...], str] | None) -> str:
     return f"{image[1]} {list(image[0])}" if image else ""
 
 
-def _write_bytes(place: Array, value: Any) -> None:  # noqa: ANN401
+def _write_bytes(place: Array, value: Any) -> None:
     """Write a uint8 image.
 
     Raises:
@@ -455,7 +455,7 @@ def _write_bytes(place: Array, value: Any) -> None:  # noqa: ANN401
 def _one_hot(n: int, start: int) -> Write:
     """Return a writer of an integer as a one-hot vector."""
 
-    def write(place: Array, value: Any) -> None:  # noqa: ANN401
+    def write(place: Array, value: Any) -> None:
         place[...] = 0
         number = int(value)
         if not start <= number < start + n or number != value:
@@ -470,7 +470,7 @@ def _one_hots(nvec: NDArray[np.integer], starts: NDArray[np.integer]) -> Write:
     offsets = np.cumsum(nvec) - nvec - starts
     low, high = starts, starts + nvec
 
-    def write(place: Array, value: Any) -> None:  # noqa: ANN401
+    def write(place: Array, value: Any) -> None:
         place[...] = 0
         values = np.asarray(value).reshape(-1)
         if values.shape != low.shape or (values < low).any() or (values >= high).any():

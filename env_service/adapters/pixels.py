@@ -71,44 +71,38 @@ class Reduction:
         wanted = self.shape(chw)
         if wanted == chw:
             return None
-        return _writer(shape, chw, wanted, channels_last=channels_last)
+        try:
+            import cv2
+        except ImportError:
+            raise ConfigError(
+                f"images of {chw[1]} x {chw[2]} are to be made {wanted[1]} x {wanted[2]} "
+                f"(environment.resize): {missing_advice('cv2', 'images')}; or set "
+                "environment.resize: none, environment.gray: false"
+            ) from None
+        cv2.setNumThreads(1)  # a worker has one core
+        gray, resize = wanted[0] != chw[0], wanted[1:] != chw[1:]
+        height, width = wanted[1:]
+        # Linear interpolation by up to 2 looks at every pixel; then exact means of whole blocks:
+        # two to three times as fast as means of fractions of pixels, and within two levels of gray.
+        folds = math.ceil(chw[1] / height / 2), math.ceil(chw[2] / width / 2)
+        between = width * folds[1], height * folds[0]
 
+        def write(place: Array, value: Any) -> None:
+            image = np.asarray(value)
+            if image.dtype != np.uint8:
+                raise ValueError(f"has dtype {image.dtype}, its space says uint8")
+            if image.shape != shape:
+                raise ValueError(f"has shape {image.shape}, its space says {shape}")
+            if image.ndim == 3 and not channels_last:
+                image = image.transpose(1, 2, 0)
+            if not image.flags.c_contiguous:
+                image = np.ascontiguousarray(image)
+            if gray:
+                image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+            if resize:
+                image = cv2.resize(image, between, interpolation=cv2.INTER_LINEAR)
+            if resize and max(folds) > 1:
+                image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+            place[...] = image if image.ndim == 2 else image.transpose(2, 0, 1)
 
-def _writer(
-    shape: tuple[int, ...], chw: tuple[int, ...], wanted: tuple[int, ...], *, channels_last: bool
-) -> Callable[[Array, Any], None]:
-    try:
-        import cv2
-    except ImportError:
-        raise ConfigError(
-            f"images of {chw[1]} x {chw[2]} are to be made {wanted[1]} x {wanted[2]} "
-            f"(environment.resize): {missing_advice('cv2', 'images')}; or set environment.resize: "
-            "none, environment.gray: false"
-        ) from None
-    cv2.setNumThreads(1)  # a worker has one core
-    gray, resize = wanted[0] != chw[0], wanted[1:] != chw[1:]
-    height, width = wanted[1:]
-    # Linear interpolation by up to 2 looks at every pixel; then exact means of whole blocks: two to
-    # three times as fast as means of fractions of pixels, and within two levels of gray.
-    folds = math.ceil(chw[1] / height / 2), math.ceil(chw[2] / width / 2)
-    between = width * folds[1], height * folds[0]
-
-    def write(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
-        image = np.asarray(value)
-        if image.dtype != np.uint8:
-            raise ValueError(f"has dtype {image.dtype}, its space says uint8")
-        if image.shape != shape:
-            raise ValueError(f"has shape {image.shape}, its space says {shape}")
-        if image.ndim == 3 and not channels_last:
-            image = image.transpose(1, 2, 0)
-        if not image.flags.c_contiguous:
-            image = np.ascontiguousarray(image)
-        if gray:
-            image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
-        if resize:
-            image = cv2.resize(image, between, interpolation=cv2.INTER_LINEAR)
-        if resize and max(folds) > 1:
-            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-        place[...] = image if image.ndim == 2 else image.transpose(2, 0, 1)
-
-    return write
+        return write

@@ -121,14 +121,28 @@ class Interface:
             specs.append(ArraySpec(TURN_MASK, "uint8", ()))
         return tuple(specs)
 
+    def spec(self, metrics: tuple[str, ...], max_episode_steps: int) -> EnvSpec:
+        """Return the environment's spec.
+
+        Args:
+            metrics: names of its metrics.
+            max_episode_steps: configured limit of an episode, steps; 0 if none.
+        """
+        limits = (x for x in (max_episode_steps, self.max_episode_steps) if x)
+        return EnvSpec(
+            name=self.name,
+            num_agents=len(self.agents),
+            observations=self.arrays(),
+            action=self.actions.spec,
+            metrics=metrics,
+            max_episode_steps=min(limits, default=0),
+            agents=tuple(self.agents),
+        )
+
     @property
     def masked(self) -> bool:
         """Return whether the environment gives action masks."""
         return self.masks_told or any(self.observations.masks_seen)
-
-    def longest(self, max_episode_steps: int) -> int:
-        """Return the smaller of an episode's configured limit and the hint, steps; 0 if none."""
-        return min((x for x in (max_episode_steps, self.max_episode_steps) if x), default=0)
 
     def check(self, config: AdapterConfig, notices: Notices) -> None:
         """Report images that are sent smaller, and guesses.
@@ -191,21 +205,15 @@ class SequentialVectorEnv(VectorEnvironment):
         self._environments = environments
         self._config = config
         self._sharing = interface.sharing
-        longest = interface.longest(config.max_episode_steps)
         self._limit, self._hint = config.max_episode_steps, interface.hint
         self._watch = CastWatch(self.notices)
         wanted = "agents" if interface.takes_turns and config.teams == "auto" else config.teams
         self._teams = TeamReturns(teams_of(interface.agents, wanted, config.factory), n, a)
-        self.spec = EnvSpec(
-            name=interface.name,
-            num_agents=a,
-            observations=interface.arrays(),
-            action=interface.actions.spec,
-            metrics=(*self._teams.names, "length", *config.metrics),
-            max_episode_steps=longest,
-            agents=tuple(interface.agents),
-        )
-        self._bound = longest or _FAR  # length at which an episode without an end is looked at
+        metrics = (*self._teams.names, "length", *config.metrics)
+        self.spec = interface.spec(metrics, config.max_episode_steps)
+        self._bound = (
+            self.spec.max_episode_steps or _FAR
+        )  # length at which an episode without an end is looked at
         self._timestep = blank_timestep(self.spec, n)
         self._arrays, self._metrics = self._timestep.observation, self._timestep.metrics
         self._step_type, self._discount = self._timestep.step_type, self._timestep.discount
@@ -263,11 +271,11 @@ class SequentialVectorEnv(VectorEnvironment):
             ]
 
     @abstractmethod
-    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _begin(self, i: int, environment: Any, seed: int) -> None:
         """Start an episode in copy i and write its agents' observations."""
 
     @abstractmethod
-    def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
+    def _advance(self, i: int, environment: Any, actions: Any) -> int:
         """Step copy i, write its rows and `_infos`; return MID, TERMINATED or TRUNCATED."""
 
     @abstractmethod
@@ -330,7 +338,7 @@ class SequentialVectorEnv(VectorEnvironment):
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
 
-    def _cut(self, i: int, environment: Any) -> None:  # noqa: ANN401
+    def _cut(self, i: int, environment: Any) -> None:
         """Complete the rows of copy i where environment.max_episode_steps ends its episode."""
 
     def _at_bound(self, age: int) -> int:
@@ -345,7 +353,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._bound = self._limit or _FAR
         return MID
 
-    def _restart(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _restart(self, i: int, environment: Any, seed: int) -> None:
         """Begin an episode in copy i, in a new object if its own failed or `renew` is set."""
         recreate = self._config.renew or i in self._broken
         if recreate:
@@ -370,14 +378,14 @@ class SequentialVectorEnv(VectorEnvironment):
     def require_options(self, options: Mapping[str, Value]) -> None:
         require_reset_options(self._environments[0], self._config.factory, options)
 
-    def _reset(self, i: int, environment: Any, seed: int) -> Any:  # noqa: ANN401
+    def _reset(self, i: int, environment: Any, seed: int) -> Any:
         """Reset copy i, with the options of its next episode if there are some."""
         given = self._given[i]
         if given is None:
             return environment.reset(seed=seed)
         return environment.reset(seed=seed, options=given)
 
-    def _retire(self, i: int, environment: Any) -> None:  # noqa: ANN401
+    def _retire(self, i: int, environment: Any) -> None:
         """Close an object that is replaced; no episode is lost if that fails."""
         if i in self._broken:
             close_quietly(environment)
@@ -409,7 +417,7 @@ class SequentialVectorEnv(VectorEnvironment):
     def watch(self, at: NDArray[np.int64]) -> None:
         self._at = at
 
-    def _unpack(self, i: int, result: Any, returns: str) -> Any:  # noqa: ANN401
+    def _unpack(self, i: int, result: Any, returns: str) -> Any:
         """Check that step() returned the values that `returns` names, and return them."""
         count = returns.count(",") + 1
         if not isinstance(result, tuple | list):
@@ -418,7 +426,7 @@ class SequentialVectorEnv(VectorEnvironment):
             raise self._fault(i, f"returned {len(result)} things from step(), not {returns}")
         return result
 
-    def _observe(self, i: int, agent: int, observation: Any) -> None:  # noqa: ANN401
+    def _observe(self, i: int, agent: int, observation: Any) -> None:
         """Write an agent's observation into its rows."""
         watched = i == 0 and self._watch.on
         try:
@@ -442,7 +450,7 @@ class SequentialVectorEnv(VectorEnvironment):
                 i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {message}"
             ) from error
 
-    def _read_infos(self, i: int, infos: Any) -> Mapping[Any, Any]:  # noqa: ANN401
+    def _read_infos(self, i: int, infos: Any) -> Mapping[Any, Any]:
         """Return the infos of a reset or a step; None counts as empty if no masks are read."""
         if isinstance(infos, Mapping):
             return infos
@@ -451,13 +459,7 @@ class SequentialVectorEnv(VectorEnvironment):
         raise self._fault(i, not_infos(infos))
 
     def _read_mask(
-        self,
-        i: int,
-        agent: int,
-        observation: Any,  # noqa: ANN401
-        info: Mapping[str, Any],
-        *,
-        over: bool = False,
+        self, i: int, agent: int, observation: Any, info: Mapping[str, Any], *, over: bool = False
     ) -> None:
         """Write an agent's mask of legal actions; all are legal if its infos have none.
 
@@ -470,7 +472,11 @@ class SequentialVectorEnv(VectorEnvironment):
         """
         if self._masks_seen[agent]:
             if ACTION_MASK not in observation:
-                raise self._fault(i, mask_missing(self.agents[agent]))
+                raise self._fault(
+                    i,
+                    f"gave a wrong observation: that of agent '{self.agents[agent]}' lacks "
+                    f"'{ACTION_MASK}'",
+                )
             mask = observation[ACTION_MASK]
         else:
             try:
@@ -478,7 +484,11 @@ class SequentialVectorEnv(VectorEnvironment):
             except AttributeError as error:
                 raise self._fault(i, not_infos(info, self.agents[agent])) from error
             if mask is not None and not self._masks_told:
-                raise self._fault(i, mask_not_told(self.agents[agent]))
+                raise self._fault(
+                    i,
+                    f"gives agent '{self.agents[agent]}' an '{ACTION_MASK}' among its infos, but "
+                    "none in its first reset(); give it in both",
+                )
         if not self._masks_given:
             return
         assert self._masks is not None
@@ -518,7 +528,7 @@ class SequentialVectorEnv(VectorEnvironment):
             )
         row[own] = mask if place.combined is None else place.legal(mask)
 
-    def _look_for_more(self, agent: int, observation: Any) -> None:  # noqa: ANN401
+    def _look_for_more(self, agent: int, observation: Any) -> None:
         """Give notices of a dictionary's keys that are ignored because its space lacks them."""
         if not isinstance(observation, Mapping):
             return
@@ -532,7 +542,7 @@ class SequentialVectorEnv(VectorEnvironment):
                     "does not have: it is ignored",
                 )
 
-    def _say_reward(self, agent: int, reward: Any, own: NDArray[np.float32]) -> None:  # noqa: ANN401
+    def _say_reward(self, agent: int, reward: Any, own: NDArray[np.float32]) -> None:
         """Give a notice that a reward beyond WHOLE changes as float32."""
         fix = "scale rewards in a factory of your own"
         what = f"reward of '{self.agents[agent]}'"
@@ -668,7 +678,7 @@ def shown(value: object) -> str:
     return text if len(text) < 40 else f"a {type(value).__name__}"
 
 
-def without(observation: Any, paths: list[tuple[Any, ...]]) -> str:  # noqa: ANN401
+def without(observation: Any, paths: list[tuple[Any, ...]]) -> str:
     """Describe the first part of its space that an observation lacks; "" if none."""
     for path in paths:
         value = observation
@@ -688,16 +698,3 @@ def not_infos(value: object, agent: str = "") -> str:
     """Return the message about infos, of one agent or of all, that are no dictionary."""
     who = f" of agent '{agent}'" if agent else ""
     return f"returned a {type(value).__name__} as infos{who}, not a dictionary"
-
-
-def mask_missing(agent: str) -> str:
-    """Return the message about an observation without the mask that its space has."""
-    return f"gave a wrong observation: that of agent '{agent}' lacks '{ACTION_MASK}'"
-
-
-def mask_not_told(agent: str) -> str:
-    """Return the message about a mask in a step's infos if the first reset gave none."""
-    return (
-        f"gives agent '{agent}' an '{ACTION_MASK}' among its infos, but none in its first reset(); "
-        "give it in both"
-    )

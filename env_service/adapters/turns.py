@@ -19,7 +19,7 @@ class TurnByTurn:
         acting: agent with the turn; None once all have left.
     """
 
-    def __init__(self, env: Any) -> None:  # noqa: ANN401 - whatever a factory makes
+    def __init__(self, env: Any) -> None:
         """Keep the environment."""
         self.env = env
         self.possible_agents = env.possible_agents
@@ -29,7 +29,7 @@ class TurnByTurn:
         self.observation_space, self.action_space = env.observation_space, env.action_space
 
     @property
-    def unwrapped(self) -> Any:  # noqa: ANN401
+    def unwrapped(self) -> Any:
         """Return the environment inside all wrappers."""
         return getattr(self.env, "unwrapped", self.env)
 
@@ -84,15 +84,15 @@ class TurnByTurn:
             observations.setdefault(agent, None)
         return observations, rewards, terminations, truncations, infos
 
-    def unpaid(self, agent: Any) -> tuple[Any, float]:  # noqa: ANN401
+    def unpaid(self, agent: Any) -> tuple[Any, float]:
         """Return the observation of an agent that waits, and its rewards since its last move."""
         return self.env.observe(agent), self.env._cumulative_rewards[agent]
 
-    def state(self) -> Any:  # noqa: ANN401
+    def state(self) -> Any:
         """Return the global state."""
         return self.env.state()
 
-    def render(self) -> Any:  # noqa: ANN401
+    def render(self) -> Any:
         """Return the environment's picture."""
         return self.env.render()
 

@@ -5,7 +5,6 @@ environments whose observations, actions and rewards are tuples with one entry f
 `team: true`. Their episode ends when all agents are done; its discount is 1 if any was truncated.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -25,7 +24,6 @@ from murmur.env_service.adapters.sequential import (
     hint_of,
     shown,
 )
-from murmur.env_service.environment import BaselineFactory, RandomPolicy
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK
@@ -79,11 +77,13 @@ class Gymnasium(SequentialVectorEnv):
         seen, acting = self._spaces(first, config)
         actions = ActionLayout(acting, joint=bool(config.joint_actions))
         _, info = first_reset(first, config.factory, "(observation, info)")
-        if not isinstance(info, Mapping):
-            raise ConfigError(
-                f"'{config.factory}': reset() must return (observation, info); its info is a "
-                f"{type(info).__name__}, not a dictionary"
-            )
+        doubts: tuple[tuple[str, str, str], ...] = ()
+        if ACTION_MASK not in info:
+            masked = any(ACTION_MASK in getattr(space, "spaces", ()) for space in seen.values())
+            doubts = () if masked else unread_masks(first, [info], list(seen.values()))
+        elif len(seen) > 1:
+            text = f"info '{ACTION_MASK}' is taken as the mask of each of the {len(seen)} agents"
+            doubts = (("mask_repeated", ACTION_MASK, text),)
         about = first.spec
         interface = Interface(
             about.id if about else config.factory,
@@ -93,30 +93,11 @@ class Gymnasium(SequentialVectorEnv):
             masks_told=ACTION_MASK in info,
             max_episode_steps=hint_of(about and about.max_episode_steps),
             hint="spec.max_episode_steps of the registration",
-            doubts=self._mask_doubts(first, info, list(seen.values())),
+            doubts=doubts,
         )
         super().__init__(interface, environments, config)
 
-    def _mask_doubts(
-        self,
-        environment: Any,  # noqa: ANN401
-        info: Mapping[Any, Any],
-        spaces: list[Any],
-    ) -> tuple[tuple[str, str, str], ...]:
-        """Find masks that are not read, or are read as all agents', for notices."""
-        if ACTION_MASK not in info:
-            seen = any(ACTION_MASK in getattr(space, "spaces", ()) for space in spaces)
-            return () if seen else unread_masks(environment, [info], spaces)
-        if len(spaces) == 1:
-            return ()
-        text = f"info '{ACTION_MASK}' is taken as the mask of each of the {len(spaces)} agents"
-        return (("mask_repeated", ACTION_MASK, text),)
-
-    def _spaces(
-        self,
-        environment: Any,  # noqa: ANN401
-        config: Config,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _spaces(self, environment: Any, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the agents' observation spaces and action spaces.
 
         Raises:
@@ -155,11 +136,11 @@ class Gymnasium(SequentialVectorEnv):
         agents = [f"{_AGENT}_{a}" for a in range(len(own))]
         return dict(zip(agents, own, strict=True)), dict(zip(agents, own_actions, strict=True))
 
-    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _begin(self, i: int, environment: Any, seed: int) -> None:
         observation, info = self._reset(i, environment, seed)
         self._see(i, observation, info)
 
-    def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
+    def _advance(self, i: int, environment: Any, actions: Any) -> int:
         own = [convert(action) for convert, action in zip(self._convert, actions, strict=True)]
         result = environment.step(tuple(own) if self._team else own[0])
         observation, reward, terminated, truncated, info = self._unpack(i, result, _STEP_RETURNS)
@@ -210,7 +191,7 @@ class Gymnasium(SequentialVectorEnv):
             )
         return outcome
 
-    def _flags(self, i: int, name: str, value: Any) -> NDArray[np.bool_]:  # noqa: ANN401
+    def _flags(self, i: int, name: str, value: Any) -> NDArray[np.bool_]:
         """Return each agent's flag, [A] bool."""
         flags = np.asarray(value)
         whole = flags.size == 1 or (self._team and flags.shape == (len(self.agents),))
@@ -245,7 +226,7 @@ class Gymnasium(SequentialVectorEnv):
             )
         return TRUNCATED
 
-    def _see(self, i: int, observation: Any, info: Any, *, over: bool = False) -> None:  # noqa: ANN401
+    def _see(self, i: int, observation: Any, info: Any, *, over: bool = False) -> None:
         info = self._read_infos(i, info)
         if self._team and len(observation) != len(self.agents):
             raise self._fault(i, f"observed for {len(observation)} agents, not {len(self.agents)}")
@@ -265,6 +246,3 @@ def make(config: Config, num_envs: int) -> Gymnasium:
         ConfigError: if the factory cannot be called or makes another kind of object.
     """
     return Gymnasium(config, create_copies(config, "gymnasium", num_envs))
-
-
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -29,7 +29,7 @@ from murmur.env_service.adapters.factory import (
     read_info,
     require_reset_options,
 )
-from murmur.env_service.adapters.frames import FRAME
+from murmur.env_service.adapters.frames import FRAME, frame_of
 from murmur.env_service.adapters.kinds import require_kind, unread_masks
 from murmur.env_service.adapters.seeds import fold_seed
 from murmur.env_service.adapters.sequential import (
@@ -41,20 +41,17 @@ from murmur.env_service.adapters.sequential import (
 )
 from murmur.env_service.environment import (
     LONGER,
-    BaselineFactory,
-    RandomPolicy,
     VectorEnvironment,
     blank_timestep,
+    zero_actions,
 )
 from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     Discrete,
-    EnvSpec,
     action_bounds,
     action_factors,
-    action_layout,
     factor_starts,
 )
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -130,8 +127,6 @@ class GymnasiumVector(VectorEnvironment):
         layout = ObservationLayout({_AGENT: seen}, config)
         self._actions = ActionLayout({_AGENT: acting}, joint=bool(config.joint_actions))
         _, infos = first_reset(environment, config.factory, "(observations, infos)")
-        if not isinstance(infos, Mapping):
-            raise ConfigError(f"'{config.factory}' {not_infos(infos)}")
         about = environment.spec
         limit = about and about.max_episode_steps
         interface = Interface(
@@ -157,31 +152,23 @@ class GymnasiumVector(VectorEnvironment):
             )
         self.num_envs, self._config = num_envs, config
         self._name, self._limit = interface.name, config.max_episode_steps
-        longest = interface.longest(config.max_episode_steps)
-        self._hint, self._bound = interface.hint, longest
-        self.spec = EnvSpec(
-            name=interface.name,
-            num_agents=1,
-            observations=interface.arrays(),
-            action=self._actions.spec,
-            metrics=("length", *config.metrics),
-            max_episode_steps=longest,
-            agents=(_AGENT,),
-        )
+        self.spec = interface.spec(("length", *config.metrics), config.max_episode_steps)
+        self._hint, self._bound = interface.hint, self.spec.max_episode_steps
         self._timestep = blank_timestep(self.spec, num_envs)
         self._masks_told, self._masks_seen = interface.masks_told, layout.masks_seen[0]
         self._parts = layout.parts_of_all(self._timestep.observation, 0)
         self._masks = self._timestep.observation.get(ACTION_MASK)
         self._to_env = self._conversion(acting)
         self._range = np.array(action_bounds(self.spec.action), np.float32)
-        self._own_seeds = self._takes_own_seeds(environment)
+        classes = {f"{c.__module__}.{c.__qualname__}" for c in type(environment.unwrapped).__mro__}
+        self._own_seeds = bool(classes & _OWN_SEEDS)
         self._given: dict[int, Mapping[str, Value]] = {}  # options of each copy's next reset
         self._mask_obeyed = False  # until a reset of some copies was seen to leave the others alone
         self._steps = np.zeros(num_envs, np.int64)
         self._over = np.ones(num_envs, np.bool_)
 
     @staticmethod
-    def _autoreset_of(environment: Any, factory: str) -> str:  # noqa: ANN401
+    def _autoreset_of(environment: Any, factory: str) -> str:
         """Return the autoreset mode.
 
         Raises:
@@ -205,13 +192,7 @@ class GymnasiumVector(VectorEnvironment):
             f"episodes begin; set it to {_DISABLED} or {_NEXT_STEP}; {fix}"
         )
 
-    @staticmethod
-    def _takes_own_seeds(environment: Any) -> bool:  # noqa: ANN401
-        inner = environment.unwrapped
-        names = {f"{c.__module__}.{c.__qualname__}" for c in type(inner).__mro__}
-        return bool(names & _OWN_SEEDS)
-
-    def _conversion(self, space: Any) -> Callable[[Array], Any]:  # noqa: ANN401
+    def _conversion(self, space: Any) -> Callable[[Array], Any]:
         """Return the function from actions of the contract to a batch of the environment's."""
         actions = self._actions
         if isinstance(actions.spec, Discrete) and space.dtype is not None:
@@ -313,7 +294,7 @@ class GymnasiumVector(VectorEnvironment):
         alone = np.ones(self.num_envs, np.bool_)
         require_reset_options(self._env, self._config.factory, options, **{_MASK: alone})
 
-    def _seen(self, result: Any, restart: NDArray[np.bool_]) -> tuple[Any, Any]:  # noqa: ANN401
+    def _seen(self, result: Any, restart: NDArray[np.bool_]) -> tuple[Any, Any]:
         """Check once that a reset of some copies leaves the others alone."""
         observations, infos = result
         if not (self._mask_obeyed or restart.all() or self._over.all()):
@@ -335,11 +316,10 @@ class GymnasiumVector(VectorEnvironment):
 
     def _harmless(self) -> Array:
         """Return an action that is legal in an episode's first step, [N, 1] or [N, 1, ...]."""
-        dtype, shape = action_layout(self.spec.action)
-        harmless = np.zeros((self.num_envs, 1, *shape), dtype)
+        harmless = zero_actions(self.spec, self.num_envs)
         if self._masks is not None:
             factors = action_factors(self.spec.action)
-            by_choice = harmless if shape else harmless[..., None]
+            by_choice = harmless if harmless.ndim > 2 else harmless[..., None]
             for f, masks in enumerate(np.split(self._masks, factor_starts(factors)[1:], -1)):
                 by_choice[..., f] = masks.argmax(axis=-1)
         return harmless
@@ -368,7 +348,7 @@ class GymnasiumVector(VectorEnvironment):
         for name in self._config.metrics:
             self._report(name, infos, ended)
 
-    def _batch(self, name: str, value: Any, kinds: str) -> NDArray[Any]:  # noqa: ANN401
+    def _batch(self, name: str, value: Any, kinds: str) -> NDArray[Any]:
         """Return one number for each copy, [N].
 
         Raises:
@@ -383,7 +363,7 @@ class GymnasiumVector(VectorEnvironment):
             )
         return array
 
-    def _observe(self, observations: Any, infos: Any) -> None:  # noqa: ANN401
+    def _observe(self, observations: Any, infos: Any) -> None:
         """Write the observations and masks of all copies."""
         for path, write in self._parts:
             value = observations
@@ -454,16 +434,11 @@ class GymnasiumVector(VectorEnvironment):
     @override
     def render_state(self, index: int) -> Mapping[str, Array]:
         try:
-            frames = self._env.render()
-            frame = np.asarray(frames[index])
-        except Exception as error:
+            return {FRAME: frame_of(self._env, index)}
+        except NotImplementedError as error:
             raise NotImplementedError(
-                f"render() raised {type(error).__name__}: {error}; give render_mode: {FRAME} to "
-                "its factory"
+                f"{error}; give render_mode: {FRAME} to its factory"
             ) from error
-        if frame.ndim != 3 or frame.shape[-1] not in (3, 4):
-            raise NotImplementedError(f"render() gave {shown(frame)}, not [height, width, 3]")
-        return {FRAME: np.array(frame[..., :3], np.uint8)}
 
     @override
     def close(self) -> None:
@@ -475,7 +450,7 @@ def _given(infos: Mapping[str, Any], name: str, num_envs: int) -> NDArray[np.boo
     return np.asarray(infos.get(f"_{name}", np.ones(num_envs, np.bool_)), np.bool_)
 
 
-def _joined(before: Any, value: Any, own: NDArray[np.bool_]) -> Any:  # noqa: ANN401
+def _joined(before: Any, value: Any, own: NDArray[np.bool_]) -> Any:
     """Return infos of resets of one copy each as those of one reset of all of them."""
     if isinstance(value, Mapping):
         before = before if isinstance(before, Mapping) else {}
@@ -493,6 +468,3 @@ def make(config: Config, num_envs: int) -> GymnasiumVector:
         ConfigError: if the factory cannot be called or makes another kind of object.
     """
     return GymnasiumVector(config, num_envs)
-
-
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -9,14 +9,13 @@ which QPLEX was published: an optimum of 8 a step, where each agent's action fai
 two. Mixers that rise with each agent's value cannot tell it and end on 0.
 """
 
-from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from murmur.env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
+from murmur.env_service.environment import VectorEnvironment
 from murmur.shared.config import Section
 from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -80,6 +79,3 @@ class MatrixGame(VectorEnvironment):
 def make(config: Config, num_envs: int) -> MatrixGame:
     """Make N copies of the environment."""
     return MatrixGame(config, num_envs)
-
-
-BASELINES: Mapping[str, BaselineFactory] = {"random": RandomPolicy}

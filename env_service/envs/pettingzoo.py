@@ -21,9 +21,11 @@ from murmur.env_service.adapters.sequential import (
     shown,
 )
 from murmur.env_service.adapters.turns import TurnByTurn
-from murmur.env_service.environment import BaselineFactory, RandomPolicy
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
+
+ByAgent = Mapping[Any, Any]  # observations, rewards or infos by the agents' names
+Agents = list[tuple[int, Any]]  # rows and names of some agents
 
 _STEP_RETURNS = "(observations, rewards, terminations, truncations, infos)"
 
@@ -103,7 +105,7 @@ class PettingZoo(SequentialVectorEnv):
         if view is not None:
             self._state_places = [view(row) for row in self._arrays[STATE]]
 
-    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _begin(self, i: int, environment: Any, seed: int) -> None:
         observations, infos = self._reset(i, environment, seed)
         infos = self._read_infos(i, infos)
         alive = self._present(i, environment)
@@ -119,7 +121,7 @@ class PettingZoo(SequentialVectorEnv):
         if self._write_state is not None:
             self._see_state(i, environment.state())
 
-    def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
+    def _advance(self, i: int, environment: Any, actions: Any) -> int:
         alive, own = self._alive_agents[i], self._own_rows[i]
         result = environment.step(self._moves(i, environment, actions))
         observations, rewards, terminations, truncations, infos = self._unpack(
@@ -180,7 +182,7 @@ class PettingZoo(SequentialVectorEnv):
             self._see_state(i, environment.state())
         return outcome
 
-    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:  # noqa: ANN401
+    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:
         """Return the environment's action of each agent that acts."""
         convert = self._convert
         return {agent: convert[a](actions[a]) for a, agent in self._alive_agents[i]}
@@ -210,7 +212,7 @@ class PettingZoo(SequentialVectorEnv):
                 ),
             )
 
-    def _present(self, i: int, environment: Any) -> list[tuple[int, Any]]:  # noqa: ANN401
+    def _present(self, i: int, environment: Any) -> Agents:
         """Return the agents that the environment lists, as (row, agent)."""
         there = set(environment.agents)
         strangers = there - self._index.keys()
@@ -220,7 +222,7 @@ class PettingZoo(SequentialVectorEnv):
             )
         return [x for x in self._all if x[1] in there]
 
-    def _take_leave(self, i: int, present: list[tuple[int, Any]], ended: Mapping[Any, str]) -> None:
+    def _take_leave(self, i: int, present: Agents, ended: Mapping[Any, str]) -> None:
         """Check that agents leave if and only if they are done, at the latest in the next step."""
         there = {agent for _, agent in present}
         for agent, how in self._done[i].items():
@@ -238,20 +240,13 @@ class PettingZoo(SequentialVectorEnv):
         self._done[i] = {agent: how for agent, how in ended.items() if agent in there}
 
     def _see(
-        self,
-        i: int,
-        a: int,
-        agent: Any,  # noqa: ANN401 - any hashable
-        observation: Any,  # noqa: ANN401
-        infos: Mapping[Any, Any],
-        *,
-        over: bool = False,
+        self, i: int, a: int, agent: Any, observation: Any, infos: ByAgent, *, over: bool = False
     ) -> None:
         """Write one agent's observation and action mask."""
         self._observe(i, a, observation)
         self._read_mask(i, a, observation, infos.get(agent) or {}, over=over)
 
-    def _see_state(self, i: int, state: Any) -> None:  # noqa: ANN401
+    def _see_state(self, i: int, state: Any) -> None:
         """Write the global state."""
         watched = i == 0 and self._write_state is write_box and self._watch.on
         if watched:
@@ -260,7 +255,7 @@ class PettingZoo(SequentialVectorEnv):
         if watched:
             self._watch.look(-1, STATE, state, self._state_places[i])
 
-    def _set_alive(self, i: int, alive: list[tuple[int, Any]]) -> None:
+    def _set_alive(self, i: int, alive: Agents) -> None:
         """Set the alive agents, and blank all others."""
         self._alive_agents[i], self._names[i] = alive, {agent for _, agent in alive}
         whole = len(alive) == len(self._all)
@@ -280,12 +275,7 @@ class PettingZoo(SequentialVectorEnv):
                 self._blank(i, a)
 
     def _change(
-        self,
-        i: int,
-        before: list[tuple[int, Any]],
-        now: list[tuple[int, Any]],
-        observations: Mapping[Any, Any],
-        infos: Mapping[Any, Any],
+        self, i: int, before: Agents, now: Agents, observations: ByAgent, infos: ByAgent
     ) -> None:
         """Update the alive agents after some left or came, in an episode that continues."""
         self._set_alive(i, now)
@@ -297,13 +287,7 @@ class PettingZoo(SequentialVectorEnv):
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what step() returned") from error
 
-    def _end(
-        self,
-        i: int,
-        ended: Mapping[Any, str],
-        observations: Mapping[Any, Any],
-        infos: Mapping[Any, Any],
-    ) -> None:
+    def _end(self, i: int, ended: Mapping[Any, str], observations: ByAgent, infos: ByAgent) -> None:
         """Write the last agents' final observations; truncated agents must have one."""
         for agent, how in ended.items():
             a = self._index[agent]
@@ -330,17 +314,17 @@ class TurnGame(PettingZoo):
     LAST.
     """
 
-    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+    def _begin(self, i: int, environment: Any, seed: int) -> None:
         for a, _ in self._all:
             self._blank(i, a)
         super()._begin(i, environment, seed)
 
-    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:  # noqa: ANN401
+    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:
         agent = environment.acting
         a = self._index[agent]
         return {agent: self._convert[a](actions[a])}
 
-    def _cut(self, i: int, environment: Any) -> None:  # noqa: ANN401
+    def _cut(self, i: int, environment: Any) -> None:
         for a, agent in self._alive_agents[i]:
             if agent != environment.acting:
                 observation, self._own_rows[i][a] = environment.unpaid(agent)
@@ -348,14 +332,7 @@ class TurnGame(PettingZoo):
         self._turns[i] = 0
 
     def _see(
-        self,
-        i: int,
-        a: int,
-        agent: Any,  # noqa: ANN401 - any hashable
-        observation: Any,  # noqa: ANN401
-        infos: Mapping[Any, Any],
-        *,
-        over: bool = False,
+        self, i: int, a: int, agent: Any, observation: Any, infos: ByAgent, *, over: bool = False
     ) -> None:
         """Write the observation of the agent to act; another one has to wait."""
         acts = agent == self._environments[i].acting
@@ -367,7 +344,7 @@ class TurnGame(PettingZoo):
             self._masks[i, a] = self._noop
 
 
-def _agents(environment: Any, factory: str) -> list[Any]:  # noqa: ANN401
+def _agents(environment: Any, factory: str) -> list[Any]:
     """Return the environment's possible_agents.
 
     Raises:
@@ -408,19 +385,18 @@ def _require_one_order(environments: list[Any], agents: list[Any], factory: str)
             )
 
 
-def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # noqa: ANN401
+def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:
     """Reset once; return whether the infos hold action masks, and those infos.
 
     Raises:
         ConfigError: if reset raises or does not return two dictionaries by agent.
     """
     observations, infos = first_reset(environment, factory, "(observations, infos)")
-    for what, value in (("observations", observations), ("infos", infos)):
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"'{factory}': reset() must return (observations, infos), two dictionaries by "
-                f"agent; its {what} are a {type(value).__name__}"
-            )
+    if not isinstance(observations, Mapping):
+        raise ConfigError(
+            f"'{factory}': reset() must return (observations, infos), two dictionaries by agent; "
+            f"its observations are a {type(observations).__name__}"
+        )
     for agent, info in infos.items():
         if not isinstance(info, Mapping | None):
             raise ConfigError(
@@ -431,11 +407,7 @@ def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # n
     return any(ACTION_MASK in info for info in given), given
 
 
-def _state(
-    environment: Any,  # noqa: ANN401
-    config: Config,
-    agents: list[Any],
-) -> tuple[Any, Any, Any, str]:
+def _state(environment: Any, config: Config, agents: list[Any]) -> tuple[Any, Any, Any, str]:
     """Return the state's spec, writer, view and guess; None if it is not configured.
 
     Raises:
@@ -450,24 +422,26 @@ def _state(
     inner = getattr(environment, "unwrapped", environment)
     space = getattr(environment, "state_space", None) or getattr(inner, "state_space", None)
     if space is None:
-        example = _example_state(environment, config.factory)
+        try:
+            example = environment.state()
+            example = example.astype(example.dtype)
+        except Exception as error:
+            raise ConfigError(
+                f"'{config.factory}' has no state() that gives an array ({type(error).__name__}: "
+                f"{error}); set environment.state: false"
+            ) from error
         space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
     return state_layout(space, config, agents)
 
 
-def _spaces(
-    environment: Any,  # noqa: ANN401
-    factory: str,
-    name: str,
-    agents: list[Any],
-) -> dict[str, Any]:
+def _spaces(environment: Any, factory: str, name: str, agents: list[Any]) -> dict[str, Any]:
     """Return each agent's observation or action space.
 
     Raises:
         ConfigError: if the environment has no method that returns them.
     """
 
-    def own(agent: Any) -> Any:  # noqa: ANN401
+    def own(agent: Any) -> Any:
         return getattr(environment, name)(agent)
 
     return {
@@ -481,7 +455,7 @@ def _spaces(
     }
 
 
-def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
+def _not_a_dictionary(result: Any) -> str:
     """Return the message about step() if one of its five values is no dictionary; else ""."""
     names = _STEP_RETURNS.strip("()").split(", ")
     for name, value in zip(names, result, strict=True):
@@ -491,7 +465,7 @@ def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
     return ""
 
 
-def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:  # noqa: ANN401
+def _not_of_an_agent(result: Any, alive: Agents) -> str:
     """Return the message about the first invalid reward or flag of an agent; "" if none."""
     _, rewards, terminations, truncations, _ = result
     for name, values, use, wanted in (
@@ -511,17 +485,6 @@ def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:  # noqa:
     return ""
 
 
-def _example_state(environment: Any, factory: str) -> Any:  # noqa: ANN401
-    try:
-        example = environment.state()
-        return example.astype(example.dtype)
-    except Exception as error:
-        raise ConfigError(
-            f"'{factory}' has no state() that gives an array ({type(error).__name__}: {error}); "
-            "set environment.state: false"
-        ) from error
-
-
 def make(config: Config, num_envs: int) -> PettingZoo:
     """Make N copies of the environment.
 
@@ -530,6 +493,3 @@ def make(config: Config, num_envs: int) -> PettingZoo:
     """
     copies = create_copies(config, "pettingzoo", num_envs)
     return (TurnGame if isinstance(copies[0], TurnByTurn) else PettingZoo)(config, copies)
-
-
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

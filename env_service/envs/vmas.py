@@ -22,12 +22,7 @@ from murmur.env_service.adapters.factory import MoreMetrics, find_factory
 from murmur.env_service.adapters.frames import FRAME
 from murmur.env_service.adapters.seeds import fold_seed
 from murmur.env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
-from murmur.env_service.environment import (
-    BaselineFactory,
-    RandomPolicy,
-    VectorEnvironment,
-    blank_timestep,
-)
+from murmur.env_service.environment import VectorEnvironment, blank_timestep
 from murmur.shared.config import Section
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
@@ -239,13 +234,13 @@ class Vmas(VectorEnvironment):
             self._timestep.metrics[name][:] = np.mean(found, axis=0)
 
 
-def _parts(seen: Any) -> list[Any]:  # noqa: ANN401 - a tensor or a dict of them
+def _parts(seen: Any) -> list[Any]:
     """Return the tensors of an agent's observation, each [N, F], in the scenario's order."""
     parts = list(seen.values()) if isinstance(seen, dict) else [seen]
     return [part.flatten(1) for part in parts]
 
 
-def _make(config: Config, num_envs: int) -> Any:  # noqa: ANN401 - vmas has no types to speak of
+def _make(config: Config, num_envs: int) -> Any:
     """Make VMAS's own environment.
 
     Raises:
@@ -280,6 +275,3 @@ def _make(config: Config, num_envs: int) -> Any:  # noqa: ANN401 - vmas has no t
 def make(config: Config, num_envs: int) -> Vmas:
     """Make N copies of the scenario."""
     return Vmas(config, num_envs)
-
-
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -18,17 +18,16 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from grpc import aio
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from murmur.env_service.environment import (
-    BaselineFactory,
     SeededPolicy,
     VectorEnvironment,
     environment_module,
@@ -41,7 +40,13 @@ from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
 from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.sessions.record_transitions import TransitionRecorder
 from murmur.env_service.sessions.recording import EpisodeRecorder
-from murmur.env_service.sessions.worker import Stream, closing_all, guarded_environment, run_until
+from murmur.env_service.sessions.worker import (
+    Stream,
+    closing_all,
+    guarded_environment,
+    hello_of,
+    run_until,
+)
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from murmur.env_service.watchdog.heartbeat import Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
@@ -63,6 +68,7 @@ _REPORT_AFTER_S, _REPORT_MIN_STEPS = 15.0, 1_000  # before an episode is called 
 _ROLES: tuple[Role, ...] = ("evaluator", "environment")  # either may evaluate
 
 OnRow = Callable[[VectorEnvironment, TimeStep], None]
+Curves = dict[str, NDArray[np.float64]]  # name -> [E, T+1]
 
 
 class _Dropped(Exception):  # noqa: N818 - an event; playing again handles it
@@ -108,9 +114,9 @@ class _Episodes:
         environment: GuardedEnvironment,
         seeds: NDArray[np.uint64],
         on_row: OnRow | None,
-        limit_key: str = "",
-        recorder: TransitionRecorder | None = None,
-        learns: Sequence[int] | slice = slice(None),
+        limit_key: str,
+        recorder: TransitionRecorder | None,
+        learns: Sequence[int] | slice,
     ) -> None:
         """Start all copies.
 
@@ -226,7 +232,7 @@ class _Episodes:
             self._counts = self._episode < len(self._seeds)
         return timestep
 
-    def curves(self) -> dict[str, NDArray[np.float64]]:
+    def curves(self) -> Curves:
         """Return each metric's curves by name, [E, T+1], NaN after each episode's end."""
         # Sort the rows of all copies by episode, then scatter each episode into its curve.
         episode = np.stack(self._episodes)  # [calls, n]
@@ -237,7 +243,7 @@ class _Episodes:
         step = np.arange(len(played)) - np.concatenate(
             [[0] * starts[0], starts[:-1].repeat(lengths)]
         )
-        curves = {}
+        curves: Curves = {}
         for name, rows in self._rows.items():
             values = np.stack(rows).T.ravel()[order]
             curve = np.full((len(self._seeds), lengths.max()), np.nan)
@@ -295,7 +301,7 @@ def run_baseline(
     factory = find_baseline(config.environment, baseline)
     faults = FaultCount(config.env_server.max_faults_per_minute, lambda reason, episodes: None)
     spare = itertools.count(first_seed + episodes)
-    parts: list[dict[str, NDArray[np.float64]]] = []
+    parts: list[Curves] = []
     shares = _shares(episodes, min(_SESSION_EPISODES, config.env_server.envs_per_worker))
     environment = guarded_environment(config, shares[0], faults)
     limit_key = _limit_key(config)
@@ -303,35 +309,22 @@ def run_baseline(
         learns = _learning_rows(config, environment.spec)
         for size in shares:
             seeds = _Seeds(first_seed + len(parts) * shares[0], size, spare)
-            how = None if parts else on_row, limit_key, recorder, learns
-            while True:
+            watch = None if parts else on_row
+            while True:  # until no episode fails
+                policy = factory(environment.environment)
+                if isinstance(policy, SeededPolicy):
+                    policy.seed(seeds.values[np.arange(environment.num_envs) % size])
                 try:
-                    parts.append(_play_baseline(environment, factory, seeds.values, *how))
+                    play = _Episodes(environment, seeds.values, watch, limit_key, recorder, learns)
+                    while not play.done:
+                        play.advance(policy.act(play.timestep))
                     break
                 except _Dropped as dropped:
                     seeds.replace(dropped.episodes)
+            if recorder is not None:
+                recorder.keep()
+            parts.append(play.curves())
     return joined_result(environment.spec.name, f"baseline {baseline}", first_seed, parts)
-
-
-def _play_baseline(
-    environment: GuardedEnvironment,
-    baseline: BaselineFactory,
-    seeds: NDArray[np.uint64],
-    on_row: OnRow | None,
-    limit_key: str,
-    recorder: TransitionRecorder | None,
-    learns: Sequence[int] | slice,
-) -> dict[str, NDArray[np.float64]]:
-    """Play one episode for each seed, at most one for each copy; return their curves."""
-    policy = baseline(environment.environment)
-    if isinstance(policy, SeededPolicy):
-        policy.seed(seeds[np.arange(environment.num_envs) % len(seeds)])
-    play = _Episodes(environment, seeds, on_row, limit_key, recorder, learns)
-    while not play.done:
-        play.advance(policy.act(play.timestep))
-    if recorder is not None:
-        recorder.keep()
-    return play.curves()
 
 
 def run_policy(
@@ -363,8 +356,9 @@ def run_policy(
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
         sizes = _shares(episodes, _SESSION_EPISODES)
         copies = copies_for(config, sizes[0])
-        evaluator = _Evaluator(config, metrics, "evaluation", Heartbeat.private(copies), copies)
-        parts: list[dict[str, NDArray[np.float64]]] = []
+        heartbeat = Heartbeat.private(copies)
+        evaluator = _Evaluator(config, metrics, "evaluation", heartbeat, copies, recorder)
+        parts: list[Curves] = []
         version = 0
         spare = itertools.count(first_seed + episodes)
         with closing(evaluator.environment):
@@ -373,7 +367,7 @@ def run_policy(
                 for size in sizes:
                     seeds = _Seeds(first_seed + len(parts) * sizes[0], size, spare)
                     watch = None if parts else on_row
-                    part, version = await evaluator.session(choice, seeds, watch, recorder)
+                    part, version = await evaluator.session(choice, seeds, watch)
                     parts.append(part)
         name = evaluator.environment.spec.name
         return joined_result(name, f"learned, version {version}", first_seed, parts)
@@ -433,6 +427,7 @@ class _Evaluator:
         role: str,
         heartbeat: Heartbeat,
         copies: int,
+        recorder: TransitionRecorder | None = None,
     ) -> None:
         """Make the environment.
 
@@ -442,8 +437,9 @@ class _Evaluator:
             role: role of the process, for its name.
             heartbeat: heartbeat of `copies` environments.
             copies: number of copies of the environment.
+            recorder: recorder of all episodes; None: they are not recorded.
         """
-        self._metrics = metrics
+        self._metrics, self._recorder = metrics, recorder
         faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         self.environment = guarded_environment(config, copies, faults, heartbeat.part(0, copies))
         heartbeat.end_making()
@@ -453,68 +449,53 @@ class _Evaluator:
         self._learns = _learning_rows(config, self.environment.spec)
 
     async def session(
-        self,
-        choice: LearnerChoice,
-        seeds: _Seeds,
-        on_row: OnRow | None = None,
-        recorder: TransitionRecorder | None = None,
-    ) -> tuple[dict[str, NDArray[np.float64]], int]:
+        self, choice: LearnerChoice, seeds: _Seeds, on_row: OnRow | None
+    ) -> tuple[Curves, int]:
         """Play the episodes of one session; return their curves and the policy's version.
 
         A session that disconnects reconnects and starts again.
         """
+        spec, n, options = self._expert.spec, self.environment.num_envs, self.environment.options
+        connect = partial(Stream, spec=spec, num_envs=n, metrics=self._metrics)
+        hello = hello_of(spec, n, self._name, pb.MODE_EVALUATE, options)
+        hello.episodes = len(seeds.values)
         while True:
             try:
-                return await self._play(choice, seeds.values, on_row, recorder)
+                async with choice.stream(connect, hello) as (stream, welcome):
+                    if welcome.options:
+                        self.environment.set_options(options_from_proto(welcome.options))
+                    curves = await self._play(stream, seeds.values, on_row)
+                return curves, welcome.policy_version
             except Disconnected as error:
                 await asyncio.sleep(choice.pause_s(error))
             except _Dropped as dropped:
                 seeds.replace(dropped.episodes)
 
     async def _play(
-        self,
-        choice: LearnerChoice,
-        seeds: NDArray[np.uint64],
-        on_row: OnRow | None,
-        recorder: TransitionRecorder | None,
-    ) -> tuple[dict[str, NDArray[np.float64]], int]:
+        self, stream: Stream, seeds: NDArray[np.uint64], on_row: OnRow | None
+    ) -> Curves:
         """Play `session` on one stream."""
-        environment, expert = self.environment, self._expert
-        size = environment.num_envs
-
-        def connect(channel: aio.Channel) -> Stream:
-            return Stream(channel, expert.spec, size, self._metrics)
-
-        def greet(stream: Stream) -> Coroutine[None, None, pb.Welcome]:
-            return stream.open(
-                self._name, pb.MODE_EVALUATE, episodes=len(seeds), options=environment.options
-            )
-
-        async with choice.stream(connect, greet) as (stream, welcome):
-            if welcome.options:
-                environment.set_options(options_from_proto(welcome.options))
-            play = _Episodes(environment, seeds, on_row, self._limit_key, recorder, self._learns)
-            environment.notices.repeat()
-            while True:
-                self._metrics.count_rows(size)
-                if environment.notices.pending:
-                    await stream.tell(environment.notices)
-                timestep = expert.label(play.timestep) if expert.labels else play.timestep
-                action = await stream.exchange(timestep)
-                if play.done:  # the learner has seen every LAST
-                    break
-                self._metrics.enter("step")
-                try:
-                    play.advance(action)
-                except EndlessEpisode as error:
-                    # Said, as the end of a stream may also be that of a connection.
-                    await stream.write(
-                        pack_notices([Notice(GIVEN_UP, self._limit_key, str(error))])
-                    )
-                    await stream.close()
-                    raise
-            self._metrics.episodes += len(seeds)
-            await stream.close()
+        environment, expert, recorder = self.environment, self._expert, self._recorder
+        play = _Episodes(environment, seeds, on_row, self._limit_key, recorder, self._learns)
+        environment.notices.repeat()
+        while True:
+            self._metrics.count_rows(environment.num_envs)
+            if environment.notices.pending:
+                await stream.tell(environment.notices)
+            timestep = expert.label(play.timestep) if expert.labels else play.timestep
+            action = await stream.exchange(timestep)
+            if play.done:  # the learner has seen every LAST
+                break
+            self._metrics.enter("step")
+            try:
+                play.advance(action)
+            except EndlessEpisode as error:
+                # Said, as the end of a stream may also be that of a connection.
+                await stream.write(pack_notices([Notice(GIVEN_UP, self._limit_key, str(error))]))
+                await stream.close()
+                raise
+        self._metrics.episodes += len(seeds)
+        await stream.close()
         if recorder is not None:
             recorder.keep()
-        return play.curves(), welcome.policy_version
+        return play.curves()

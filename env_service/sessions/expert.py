@@ -7,7 +7,6 @@ number of updates; after the updates of imitation the baseline is not called any
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from murmur.env_service.environment import ScriptedPolicy, SeededPolicy, find_baseline
 from murmur.env_service.watchdog.faults import GuardedEnvironment
@@ -87,6 +86,7 @@ class Expert:
         Raises:
             EnvironmentFault: if the baseline raises or returns invalid actions.
         """
+        assert isinstance(self.spec.action, Discrete)
         action = np.full((len(timestep.step_type), self.spec.num_agents), -1, np.int32)
         aborted = timestep.step_type == StepType.ABORTED
         if self.updates < self._until and not aborted.all():
@@ -96,7 +96,13 @@ class Expert:
             turn = timestep.observation.get(TURN_MASK)
             acts = acts if turn is None else acts & (turn != 0)
             action = np.where(acts, self._act(timestep), -1).astype(np.int32)
-            self._require_actions(action, acts)
+            choices = self.spec.action.num_actions
+            if (wrong := np.argwhere(acts & ((action < 0) | (action >= choices)))).size:
+                env, agent = wrong[0]
+                raise EnvironmentFault(
+                    f"imitation.baseline={self._name} gave action {action[env, agent]} for agent "
+                    f"{agent}, which has {choices} actions"
+                )
             mask = timestep.observation.get(ACTION_MASK)
             if mask is not None:  # a greedy snake in a dead end
                 legal = np.take_along_axis(mask, np.maximum(action, 0)[..., None], 2)[..., 0]
@@ -149,22 +155,3 @@ class Expert:
                 )
             policy.seed(self._environment.seeds)
         return policy
-
-    def _require_actions(self, action: NDArray[np.int32], acts: NDArray[np.bool_]) -> None:
-        """Refuse actions out of range.
-
-        Args:
-            action: [N, A] actions of the baseline.
-            acts: [N, A] bool, true if the agent acts in this row.
-
-        Raises:
-            EnvironmentFault: for actions out of range, naming the first.
-        """
-        assert isinstance(self.spec.action, Discrete)
-        wrong = np.argwhere(acts & ((action < 0) | (action >= self.spec.action.num_actions)))
-        if len(wrong):
-            env, agent = wrong[0]
-            raise EnvironmentFault(
-                f"imitation.baseline={self._name} gave action {action[env, agent]} for agent "
-                f"{agent}, which has {self.spec.action.num_actions} actions"
-            )

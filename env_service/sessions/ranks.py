@@ -134,15 +134,13 @@ class LearnerChoice:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self,
-        connect: Callable[[aio.Channel], AnyCall],
-        greet: Callable[[AnyCall], Coroutine[Any, Any, pb.Welcome]],
+        self, connect: Callable[[aio.Channel], AnyCall], hello: pb.Hello
     ) -> AsyncIterator[tuple[AnyCall, pb.Welcome]]:
         """Choose a learner, open a stream, and mark the session as playing during the block.
 
         Args:
             connect: function that opens the stream over a channel.
-            greet: function that sends Hello and waits for Welcome.
+            hello: first message of the session.
 
         Raises:
             Disconnected: if no learner can be chosen, the stream ends, or the session moves.
@@ -154,7 +152,7 @@ class LearnerChoice:
             async with rank.connection.channel() as channel:
                 call = connect(channel)
                 try:
-                    welcome = await self._welcome(greet(call))
+                    welcome = await self._welcome(call.greet(hello))
                     rank.lost_at, self.call = None, call
                     with self._ranks.reconnect.session(self._ranks.called(rank), rank.backoff):
                         yield call, welcome

@@ -33,10 +33,7 @@ class EpisodeRecorder:
         self._file = file
         self._snapshots: list[Snapshot] = []
         self._recording, self._off = False, False
-        self._bytes = 0
-        self._every = 1
-        self._rows = 0
-        self._cost_s, self._due = 0.0, 0.0
+        self._due = 0.0
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
         """Record a row; write the file after the last one of an episode."""
@@ -68,11 +65,9 @@ class EpisodeRecorder:
     def _note(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
         try:
             state = {name: np.asarray(a) for name, a in environment.render_state(0).items()}
-        except NotImplementedError:
-            self._off, self._recording = True, False
-            return
-        except Exception:  # the environment's own code: its evaluations count without pictures
-            logger.exception("render_state failed; the live page shows no episode")
+        except Exception as error:  # evaluations count without pictures
+            if not isinstance(error, NotImplementedError):
+                logger.exception("render_state failed; the live page shows no episode")
             self._off, self._recording = True, False
             return
         metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}

@@ -72,7 +72,7 @@ class SupplySession:
         while not self._stop.is_set():
             try:
                 connect = partial(Call, metrics=metrics)
-                async with choice.stream(connect, lambda call: call.greet(hello)) as (call, _):
+                async with choice.stream(connect, hello) as (call, _):
                     await self._supply(call, metrics, choice.leaving)
             except Disconnected as error:
                 await choice.pause(error, self._stop)

@@ -17,7 +17,7 @@ import numpy as np
 from grpc import aio
 from numpy.typing import NDArray
 
-from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.env_service.environment import VectorEnvironment, make_environment, zero_actions
 from murmur.env_service.episode_options import EpisodeOptions
 from murmur.env_service.metrics import WorkerMetrics
 from murmur.env_service.sessions.call import Call
@@ -44,7 +44,7 @@ _GRACE_S = 1.0  # how long a stopping worker waits for answers under way
 
 
 class Stream(Call):
-    """One stream to the learner: the handshake, then lockstep. Used by one asyncio task.
+    """One stream to the learner, in lockstep after `greet`. Used by one asyncio task.
 
     Attributes:
         updates: number of updates of the policy that answered last.
@@ -53,58 +53,14 @@ class Stream(Call):
     """
 
     def __init__(
-        self,
-        channel: aio.Channel,
-        spec: EnvSpec,
-        num_envs: int,
-        metrics: WorkerMetrics,
+        self, channel: aio.Channel, spec: EnvSpec, num_envs: int, metrics: WorkerMetrics
     ) -> None:
-        """Open the stream; nothing travels before `open`."""
+        """Open the stream; nothing travels before `greet`."""
         super().__init__(channel, metrics)
-        self._spec, self._num_envs = spec, num_envs
         self._observations = ObservationCodec(spec, num_envs)
         self._actions = ActionCodec(spec, num_envs)
         self._sequence = self.updates = 0
         self.options: dict[str, Value] = {}
-
-    async def open(
-        self,
-        worker_id: str,
-        mode: pb.Mode,
-        preferred_first_slot: int | None = None,
-        episodes: int = 0,
-        options: EpisodeOptions | None = None,
-    ) -> pb.Welcome:
-        """Send Hello and wait for Welcome, without a timeout.
-
-        Args:
-            worker_id: name of the session.
-            mode: MODE_TRAIN or MODE_EVALUATE.
-            preferred_first_slot: wanted slot of the first environment.
-            episodes: number of episodes of an evaluation.
-            options: options that differ between episodes; None: there are none.
-
-        Raises:
-            Disconnected: if the learner is not reachable, refuses or disconnects.
-            WireError: if the answer is no Welcome, or has another number of slots.
-        """
-        hello = pb.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            worker_id=worker_id,
-            mode=mode,
-            num_envs=self._num_envs,
-            spec=spec_to_proto(self._spec),
-            preferred_first_slot=preferred_first_slot,
-            episodes=episodes,
-            curriculum=options.curriculum if options is not None else (),
-        )
-        welcome = await self.greet(hello)
-        if mode == pb.MODE_TRAIN and len(welcome.slots) != self._num_envs:
-            raise WireError(
-                f"the learner's Welcome names {len(welcome.slots)} slots, "
-                f"the session has {self._num_envs} environments"
-            )
-        return welcome
 
     async def exchange(self, timestep: TimeStep) -> Array:
         """Send rows and wait for their actions.
@@ -131,6 +87,32 @@ class Stream(Call):
             raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
         self._metrics.enter("wait")
         return action
+
+
+def hello_of(
+    spec: EnvSpec,
+    num_envs: int,
+    worker_id: str,
+    mode: pb.Mode,
+    options: EpisodeOptions | None = None,
+) -> pb.Hello:
+    """Return the first message of a session.
+
+    Args:
+        spec: spec of the rows that it sends.
+        num_envs: number of its environments.
+        worker_id: name of the session in the learner's logs.
+        mode: MODE_TRAIN or MODE_EVALUATE.
+        options: options that differ between episodes; None: there are none.
+    """
+    return pb.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        worker_id=worker_id,
+        mode=mode,
+        num_envs=num_envs,
+        spec=spec_to_proto(spec),
+        curriculum=options.curriculum if options is not None else (),
+    )
 
 
 class WorkerSession:
@@ -170,21 +152,13 @@ class WorkerSession:
         Raises:
             MurmurError: if reconnecting cannot help.
         """
-
-        def connect(channel: aio.Channel) -> Stream:
-            return Stream(channel, self._expert.spec, self._environment.num_envs, metrics)
-
-        def greet(stream: Stream) -> Coroutine[None, None, pb.Welcome]:
-            return stream.open(
-                self._worker_id,
-                pb.MODE_TRAIN,
-                self._preferred_first_slot,
-                options=self._environment.options,
-            )
-
+        spec, n, options = self._expert.spec, self._environment.num_envs, self._environment.options
+        connect = partial(Stream, spec=spec, num_envs=n, metrics=metrics)
+        hello = hello_of(spec, n, self._worker_id, pb.MODE_TRAIN, options)
+        hello.preferred_first_slot = self._preferred_first_slot
         while not self._stop.is_set():
             try:
-                async with choice.stream(connect, greet) as (stream, welcome):
+                async with choice.stream(connect, hello) as (stream, welcome):
                     await self._play(stream, welcome, metrics, choice.leaving)
             except Disconnected as error:
                 await choice.pause(error, self._stop)
@@ -250,10 +224,16 @@ class WorkerSession:
         that fails in its replay returns an ABORTED row, and loses that episode.
 
         Raises:
-            WireError: if a replay's bytes are no whole number of actions.
+            WireError: if Welcome has another number of slots, or a replay's bytes are no whole
+                number of actions.
             EnvironmentFault: if an episode ends before its replay does.
         """
         environment, n = self._environment, self._environment.num_envs
+        if len(welcome.slots) != n:
+            raise WireError(
+                f"the learner's Welcome names {len(welcome.slots)} slots, the session has {n} "
+                "environments"
+            )
         self._expert.begin(welcome.policy_version)
         self._run_seed = welcome.run_seed
         self._slots = np.arange(welcome.first_slot, welcome.first_slot + n)
@@ -266,8 +246,7 @@ class WorkerSession:
             environment.options.resume(own)
         replays = [_replay(environment.spec, slot.actions) for slot in welcome.slots]
         lengths = np.array([len(replay) for replay in replays])
-        dtype, shape = action_layout(environment.spec.action)
-        action = np.zeros((n, environment.spec.num_agents, *shape), dtype)
+        action = zero_actions(environment.spec, n)
         starts = lengths.max() - lengths  # the call in which each copy begins its episode
         lost = np.zeros(n, np.bool_)  # failed in its replay
         timestep = self._step(action, np.ones(n, np.bool_))
@@ -279,23 +258,19 @@ class WorkerSession:
             early = over[call - starts[over] < lengths[over]]
             lost[early] = timestep.step_type[early] == StepType.ABORTED
             if (ended := early[~lost[early]]).size:
-                raise self._not_the_same(ended[0])
+                i = ended[0]
+                raise EnvironmentFault(
+                    f"environment '{environment.spec.name}' ended an episode after "
+                    f"{environment.steps[i]} steps that was longer before: the same seed and "
+                    f"actions must give the same episode (seed {environment.seeds[i]}, slot "
+                    f"{self._slots[i]}, run seed {self._run_seed})"
+                )
             restart = environment.over | (starts == call)
             timestep = self._step(action, restart, over[~lost[over]])
         if lost.any():
             timestep = aborted_rows(timestep, np.flatnonzero(lost).tolist())
             environment.over[lost] = True
         return timestep
-
-    def _not_the_same(self, copy: int) -> EnvironmentFault:
-        """Make the error for a copy with an episode that ends before its replay."""
-        environment = self._environment
-        return EnvironmentFault(
-            f"environment '{environment.spec.name}' ended an episode after "
-            f"{environment.steps[copy]} steps that was longer before: the same seed and actions "
-            f"must give the same episode (seed {environment.seeds[copy]}, slot "
-            f"{self._slots[copy]}, run seed {self._run_seed})"
-        )
 
 
 def _replay(spec: EnvSpec, actions: bytes) -> Array:

@@ -282,24 +282,6 @@ def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
     return b"".join(out)
 
 
-def _decode(data: bytes, flags: int, name: str, quiet: bool = False) -> NDArray[Any]:
-    """Decode the pixels of a file.
-
-    Args:
-        data: whole file.
-        flags: cv2.IMREAD_* flags.
-        name: name of the file, for messages.
-        quiet: true to skip the search for warnings.
-
-    Raises:
-        BrokenSample: if there are no pixels, or some were invented for damaged data.
-    """
-    image, damage = decode(data, flags, quiet)
-    if image is None or damage:
-        raise BrokenSample("unreadable", f"{name} is damaged: {damage}")
-    return image
-
-
 def decode_image(
     data: bytes,
     name: str,
@@ -337,7 +319,7 @@ def decode_image(
             if factor >= divisor:
                 flags = getattr(cv2, f"IMREAD_REDUCED_COLOR_{divisor}")
                 break
-    return _decode(data, flags, name, known), header
+    return decode(data, flags, name, known), header
 
 
 def decode_mask(
@@ -365,7 +347,7 @@ def decode_mask(
         raise BrokenSample(
             "mask_format", f"{name} is a JPEG, which does not keep class indices: save it as PNG"
         )
-    mask = _decode(_plain_png(data, header, as_grey=True), cv2.IMREAD_UNCHANGED, name, known)
+    mask = decode(_plain_png(data, header, as_grey=True), cv2.IMREAD_UNCHANGED, name, known)
     if mask.ndim == 3:
         if (mask[..., 0] != mask[..., 1]).any() or (mask[..., 0] != mask[..., 2]).any():
             raise BrokenSample(
@@ -427,31 +409,35 @@ def planes(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return out
 
 
-def decode(data: bytes, flags: int, quiet: bool = False) -> tuple[NDArray[Any] | None, str]:
-    """Decode a file in memory.
+def decode(data: bytes, flags: int, name: str, quiet: bool = False) -> NDArray[Any]:
+    """Decode the pixels of a file in memory.
 
     Args:
         data: whole file.
         flags: cv2.IMREAD_* flags.
+        name: name of the file, for messages.
         quiet: true to leave standard error alone, for a file known to be whole.
 
-    Returns:
-        pixels, None if OpenCV has none; and a description of the damage, or "".
+    Raises:
+        BrokenSample: if there are no pixels, or some were invented for damaged data.
     """
     import cv2
 
     printed: list[str] = []
-    error, image = "", None
+    damage: list[str] = []
+    image = None
     with contextlib.nullcontext() if quiet else _captured(printed):
         try:
             image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-        except cv2.error as raised:
-            error = f"OpenCV says: {raised.err}"
-    damage = [line for line in printed if _JPEG_WARNING.search(line) and not _harmless(line)]
-    errors = [line for line in printed if line.startswith("libpng error")]
-    if image is None:
-        error = error or "OpenCV cannot decode it"
-    return image, "; ".join([*([error] if error else []), *damage, *errors])
+        except cv2.error as error:
+            damage.append(f"OpenCV says: {error.err}")
+    if image is None and not damage:
+        damage.append("OpenCV cannot decode it")
+    damage += [line for line in printed if _JPEG_WARNING.search(line) and not _harmless(line)]
+    damage += [line for line in printed if line.startswith("libpng error")]
+    if damage:
+        raise BrokenSample("unreadable", f"{name} is damaged: {'; '.join(damage)}")
+    return np.asarray(image)
 
 
 def _harmless(warning: str) -> bool:

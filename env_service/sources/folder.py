@@ -112,7 +112,12 @@ class Folder:
         self._say_unused(config, root, images, masks)
         self._splits = _splits(root, sorted(images), config)
         used = [stem for split in SPLITS for stem in self._splits[split]]
-        _refuse_without_mask(used, masks, root)
+        if missing := sorted(stem for stem in used if stem not in masks):
+            raise ConfigError(
+                f"{len(missing)} of {len(used)} images have no mask in {root / 'masks'}: "
+                f"{_some(missing)}; add STEM.png, or name the images that have one in train.txt "
+                "and valid.txt"
+            )
         self._images, self._masks = images, masks
         self._size = height_and_width(config.size)
         _refuse_colours([masks[stem] for stem in used])
@@ -160,7 +165,13 @@ class Folder:
                 f"{header.width}×{header.height}{turned}",
             )
         if self._values is not None:
-            mask = self._by_class(mask, mask_file)
+            by_class = self._values[mask]  # 256 for a number without a class
+            if int(by_class.max(initial=0)) > 255:
+                number = int(mask[by_class > 255].min())
+                raise BrokenSample(
+                    "class_range", f"{mask_file} holds {number}, which source.values does not name"
+                )
+            mask = by_class.astype(np.uint8)
         check_classes(
             mask, self.spec, str(mask_file), "; set source.values if masks hold other numbers"
         )
@@ -173,21 +184,6 @@ class Folder:
             "image": planes(resize(image, self._size, nearest=False)),
             "mask": resize(mask, self._size, nearest=True),
         }
-
-    def _by_class(self, mask: NDArray[np.uint8], file: Path) -> NDArray[np.uint8]:
-        """Replace the numbers of a mask [H, W] by the classes that they stand for.
-
-        Raises:
-            BrokenSample: for a number without a class ("class_range").
-        """
-        assert self._values is not None
-        classes = self._values[mask]
-        if int(classes.max(initial=0)) > 255:
-            number = int(mask[classes > 255].min())
-            raise BrokenSample(
-                "class_range", f"{file} holds {number}, which source.values does not name"
-            )
-        return classes.astype(np.uint8)
 
     def _say_unused(
         self, config: Config, root: Path, images: dict[str, Path], masks: dict[str, Path]
@@ -372,20 +368,6 @@ def _listed(file: Path, stems: set[str]) -> list[str]:
         twice = sorted(stem for stem in set(listed) if listed.count(stem) > 1)
         raise ConfigError(f"{file} names {_some(twice)} twice")
     return sorted(listed)
-
-
-def _refuse_without_mask(used: Sequence[str], masks: dict[str, Path], root: Path) -> None:
-    """Refuse images without a mask.
-
-    Raises:
-        ConfigError: if there are such images, naming the first ones.
-    """
-    if missing := sorted(stem for stem in used if stem not in masks):
-        raise ConfigError(
-            f"{len(missing)} of {len(used)} images have no mask in {root / 'masks'}: "
-            f"{_some(missing)}; add STEM.png, or name the images that have one in train.txt and "
-            "valid.txt"
-        )
 
 
 def _refuse_colours(masks: Sequence[Path]) -> None:

@@ -28,13 +28,15 @@ from murmur.env_service.environment import (
     expected_arrays,
     named_arrays,
     shape_errors,
+    zero_actions,
 )
 from murmur.env_service.episode_options import EpisodeOptions, Options
 from murmur.env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from murmur.shared.process.errors import EnvironmentFault, WireError
+from murmur.shared.process.traces import error_message
 from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.notices import Notices
-from murmur.shared.wire.spec import ACTION_MASK, action_layout
+from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
@@ -186,7 +188,7 @@ class GuardedEnvironment:
         except BaseException as error:
             if not is_environments_fault(error):
                 raise
-            message = self._name(f"raised {_error_text(error)}", self._all)
+            message = self._name(f"raised {error_message(error)}", self._all)
             timestep = self._anew(Fault(self._all, "raised", message, error))
         else:
             if wrong is not None:
@@ -205,8 +207,7 @@ class GuardedEnvironment:
 
     def reset(self) -> TimeStep:
         """Start a new episode in every copy, from `seeds`; see `step`."""
-        dtype, shape = action_layout(self.spec.action)
-        action = np.zeros((self.num_envs, self.spec.num_agents, *shape), dtype)
+        action = zero_actions(self.spec, self.num_envs)
         return self.step(action, np.ones(self.num_envs, np.bool_))
 
     def _without_broken(self, timestep: TimeStep, restart: NDArray[np.bool_]) -> TimeStep:
@@ -258,7 +259,7 @@ class GuardedEnvironment:
                 if not is_environments_fault(error):
                     raise
                 message = (
-                    f"environment '{self.spec.name}' raised {_error_text(error)} when recreated"
+                    f"environment '{self.spec.name}' raised {error_message(error)} when recreated"
                 )
                 self._faults.add(Fault((), "raised", message, error))
                 time.sleep(_MAKE_AGAIN_S)
@@ -291,7 +292,7 @@ class GuardedEnvironment:
             self.environment.close()
         except (Exception, SystemExit) as error:
             message = (
-                f"environment '{self.spec.name}' raised {_error_text(error)} when it was closed"
+                f"environment '{self.spec.name}' raised {error_message(error)} when it was closed"
             )
             logger.error(message, exc_info=error)
 
@@ -326,8 +327,3 @@ def aborted_rows(timestep: TimeStep, copies: list[int]) -> TimeStep:
         array[copies] = 1 if name in ("discount", f"observation '{ACTION_MASK}'") else 0
     aborted.step_type[copies] = _ABORTED
     return aborted
-
-
-def _error_text(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

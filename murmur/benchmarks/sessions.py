@@ -22,7 +22,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import make_environment
 from murmur.env_service.metrics import WorkerMetrics
 from murmur.env_service.sessions.reconnect import Disconnected
-from murmur.env_service.sessions.worker import Stream
+from murmur.env_service.sessions.worker import Stream, hello_of
 from murmur.shared.config import PluginConfig
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import channel_options
@@ -71,6 +71,7 @@ class Player:
 
     Attributes:
         rows: number of messages answered.
+        spec: spec of the environments.
     """
 
     def __init__(self, address: str, number: int, pause_s: float = 0.0) -> None:
@@ -79,6 +80,7 @@ class Player:
         self._number = number
         self._pause_s = pause_s
         self._environment = make_environment(PluginConfig(name="spread"), ENVS)
+        self.spec = self._environment.spec
         self.rows = 0
 
     async def play(self, welcomed: asyncio.Event) -> None:
@@ -89,7 +91,8 @@ class Player:
         """
         environment, seeds = self._environment, np.arange(ENVS, dtype=np.uint64)
         async with self.stream() as stream:
-            await stream.open(f"player-{self._number}", pb.MODE_TRAIN)
+            name = f"player-{self._number}"
+            await stream.greet(hello_of(self.spec, ENVS, name, pb.MODE_TRAIN))
             welcomed.set()
             timestep = environment.reset(seeds)
             while True:
@@ -105,7 +108,7 @@ class Player:
         metrics = WorkerMetrics("train", CollectorRegistry())
         options = [*channel_options(self._address), _ALONE]
         async with aio.insecure_channel(self._address, options) as channel:
-            stream = Stream(channel, self._environment.spec, ENVS, metrics)
+            stream = Stream(channel, self.spec, ENVS, metrics)
             try:
                 yield stream
             finally:
@@ -194,9 +197,10 @@ async def storm(
 
     async def welcomed(number: int, until: float) -> bool:
         nonlocal refused
-        async with Player(address, 1000 + number).stream() as stream:
+        player = Player(address, 1000 + number)
+        async with player.stream() as stream:
             try:
-                await stream.open("storm", pb.MODE_TRAIN)
+                await stream.greet(hello_of(player.spec, ENVS, "storm", pb.MODE_TRAIN))
             except Disconnected as error:
                 full = error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
                 if not full or time.monotonic() > until:

@@ -16,7 +16,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from murmur.env_service.adapters.kinds import recognise
-from murmur.env_service.environment import VectorEnvironment, environment_module, make_environment
+from murmur.env_service.environment import (
+    VectorEnvironment,
+    baselines,
+    environment_module,
+    make_environment,
+)
 from murmur.runs.declared import declared_model, first_lines
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.cores import available_cores, choose
@@ -248,7 +253,7 @@ def list_everything() -> dict[str, dict[str, str]]:
             found["baselines"] = {
                 f"{name}: {baseline}": first_line(factory)
                 for name in found["environments"]
-                for baseline, factory in load_plugin(kind, name).BASELINES.items()
+                for baseline, factory in baselines(PluginConfig(name=name)).items()
             }
     trackers = {entry.name: entry for entry in entry_points(group=TRACKERS)}
     found["trackers"] = {

@@ -163,7 +163,21 @@ class Formation(VectorEnvironment):
         self._score(success, collision)
         timestep.reward[:] = self._rewards.T
         timestep.reward[starting] = 0
-        self._count(starting, success, collision, timeout)
+        # Followers may join on FIRST, which is not counted itself.
+        self._joined |= self._near
+        self._near_rows += self._near.sum(axis=0, dtype=np.int32)
+        self._joined_rows += self._joined.sum(axis=0, dtype=np.int32)
+        self._all_rows += self._near.all(axis=0)
+        for count in (self._near_rows, self._joined_rows, self._all_rows):
+            count[starting] = 0
+        m, rows = timestep.metrics, np.maximum(self._steps, 1)
+        m["success"][:] = success
+        m["collision"][:] = collision
+        m["timeout"][:] = timeout
+        m["formation"][:] = self._near_rows / (rows * self._config.num_followers)
+        m["formation_joined"][:] = self._near_rows / np.maximum(self._joined_rows, 1)
+        m["formation_all"][:] = self._all_rows / rows
+        m["steps"][:] = self._steps
         if self._config.observation == "reference":
             self._observe_reference()
         else:
@@ -278,29 +292,6 @@ class Formation(VectorEnvironment):
             price += np.float32(c.mismatch_weight) * mismatch * near
             followers += price
             leader += _total(price) / np.float32(c.num_followers)
-
-    def _count(
-        self,
-        starting: NDArray[np.intp],
-        success: NDArray[np.bool_],
-        collision: NDArray[np.bool_],
-        timeout: NDArray[np.bool_],
-    ) -> None:
-        """Update the metrics; followers may join on FIRST, which is not counted itself."""
-        self._joined |= self._near
-        self._near_rows += self._near.sum(axis=0, dtype=np.int32)
-        self._joined_rows += self._joined.sum(axis=0, dtype=np.int32)
-        self._all_rows += self._near.all(axis=0)
-        for count in (self._near_rows, self._joined_rows, self._all_rows):
-            count[starting] = 0
-        m, rows = self._timestep.metrics, np.maximum(self._steps, 1)
-        m["success"][:] = success
-        m["collision"][:] = collision
-        m["timeout"][:] = timeout
-        m["formation"][:] = self._near_rows / (rows * self._config.num_followers)
-        m["formation_joined"][:] = self._near_rows / np.maximum(self._joined_rows, 1)
-        m["formation_all"][:] = self._all_rows / rows
-        m["steps"][:] = self._steps
 
     def _observe_reference(self) -> None:
         """Write [7, A, N]: x, y, speed, heading; then goal and obstacle flag, or the leader."""

@@ -247,3 +247,19 @@ def _beside_bean(games: Games, n: int, player: int) -> bool:
         if games.board[n, NEIGHBOUR[games.body[n, player, 0], direction]] == BEAN:
             return True
     return False
+
+
+def mirrored() -> tuple[list[int], list[float]]:
+    """Return order and signs of the numbers after swapping left and right."""
+    order, signs = np.arange(SIZE), np.ones(SIZE)
+    windows = CHANNELS * AREA
+    order[:windows] = order[:windows].reshape(-1, WINDOW)[:, ::-1].ravel()
+    beans = windows + PER_BEAN * np.arange(NUM_BEANS)
+    others = windows + PER_BEAN * NUM_BEANS + PER_OTHER * np.arange(NUM_SNAKES - 1)
+    for to_the_right in (beans + 1, others + 1, others + 5):
+        signs[to_the_right] = -1
+    ahead = windows + PER_BEAN * NUM_BEANS + PER_OTHER * (NUM_SNAKES - 1)
+    left, right = ahead + PER_MOVE, ahead + 2 * PER_MOVE
+    block = np.arange(PER_MOVE)
+    order[left + block], order[right + block] = right + block, left + block
+    return order.tolist(), signs.tolist()

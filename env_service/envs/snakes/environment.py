@@ -18,16 +18,11 @@ from murmur.env_service.environment import (
 from murmur.env_service.envs.snakes import game, observation, opponents, reward
 from murmur.env_service.envs.snakes.config import Config
 from murmur.env_service.envs.snakes.egocentric import (
-    AREA,
-    CHANNELS,
-    PER_BEAN,
-    PER_MOVE,
-    PER_OTHER,
     SIZE,
     STEP,
     TURNED,
-    WINDOW,
     draw_egocentric,
+    mirrored,
     turn_of,
 )
 from murmur.env_service.envs.snakes.game import (
@@ -137,57 +132,28 @@ def advance(
         if settings.turns:
             survey(games, n, ground)
         for agent in range(rows.reward.shape[1]):
-            _write_agent(settings, games, ground, n, agent, restart[n], rows, legal)
+            player = observation.seen(agent, games.side[n])
+            head = games.body[n, player, 0]
+            rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
+            if settings.turns:
+                draw_egocentric(games, n, player, ground, rows.vectors[n, agent])
+            elif rows.vectors.shape[1]:
+                observation.draw_vector(games, n, player, settings.scale, rows.vectors[n, agent])
+            if rows.images.shape[1]:
+                observation.draw_images(games, n, player, rows.images[n, agent])
+            if rows.mask.shape[1]:
+                observation.draw_mask(games, n, player, settings.mask, legal)
+                for choice in range(NUM_ACTIONS):
+                    direction = TURNED[games.heading[n, player], choice]
+                    rows.mask[n, agent, choice] = legal[direction if settings.turns else choice]
+            rows.reward[n, agent] = (
+                0.0
+                if restart[n]
+                else reward.step_reward(games, n, player, settings.reward, settings.extras)
+            )
         if rows.state.shape[0]:
             observation.draw_state(games, n, rows.state[n])
         reward.measure(games, n, rows.metrics[n])
-
-
-@compiled()
-def _write_agent(
-    settings: Settings,
-    games: Games,
-    ground: Ground,
-    n: int,
-    agent: int,
-    begins: bool,
-    rows: Rows,
-    legal: NDArray[np.uint8],
-) -> None:
-    """Write one agent's observation, mask and reward; `legal` [K] is working memory."""
-    player = observation.seen(agent, games.side[n])
-    head = games.body[n, player, 0]
-    rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
-    if settings.turns:
-        draw_egocentric(games, n, player, ground, rows.vectors[n, agent])
-    elif rows.vectors.shape[1]:
-        observation.draw_vector(games, n, player, settings.scale, rows.vectors[n, agent])
-    if rows.images.shape[1]:
-        observation.draw_images(games, n, player, rows.images[n, agent])
-    if rows.mask.shape[1]:
-        observation.draw_mask(games, n, player, settings.mask, legal)
-        for choice in range(NUM_ACTIONS):
-            direction = TURNED[games.heading[n, player], choice]
-            rows.mask[n, agent, choice] = legal[direction if settings.turns else choice]
-    rows.reward[n, agent] = (
-        0.0 if begins else reward.step_reward(games, n, player, settings.reward, settings.extras)
-    )
-
-
-def _settings(config: Config, width: int) -> Settings:
-    """Make the constants that follow from the options and the width of a vector."""
-    return Settings(
-        side=_SIDES[config.side],
-        opponent=_OPPONENTS[config.opponent] if config.control == "team" else opponents.GIVEN,
-        greedy_share=config.greedy_share,
-        mask=observation.MASKS[config.mask],
-        reward=reward.REWARDS[config.reward],
-        extras=config.shaped_extras,
-        scale=observation.vector_scale(width, config.normalize)
-        if config.observation in observation.VECTORS
-        else np.zeros(0, np.float32),
-        turns=config.observation == "egocentric",
-    )
 
 
 def _rows(config: Config, n: int, agents: int, width: int) -> Rows:
@@ -240,7 +206,18 @@ class Snakes(VectorEnvironment):
         agents = TEAM if config.control == "team" else NUM_SNAKES
         turns = config.observation == "egocentric"
         width = SIZE if turns else observation.VECTORS.get(config.observation, 0)
-        self._settings = _settings(config, width)
+        self._settings = Settings(
+            side=_SIDES[config.side],
+            opponent=_OPPONENTS[config.opponent] if config.control == "team" else opponents.GIVEN,
+            greedy_share=config.greedy_share,
+            mask=observation.MASKS[config.mask],
+            reward=reward.REWARDS[config.reward],
+            extras=config.shaped_extras,
+            scale=observation.vector_scale(width, config.normalize)
+            if config.observation in observation.VECTORS
+            else np.zeros(0, np.float32),
+            turns=turns,
+        )
         self._rows = _rows(config, num_envs, agents, width)
         self._action = np.zeros((num_envs, NUM_SNAKES), np.int32)
         self._restart = np.zeros(num_envs, np.bool_)
@@ -327,7 +304,7 @@ def symmetries(config: Config) -> tuple[Symmetry, ...]:
     """
     agents = TEAM if config.control == "team" else NUM_SNAKES
     if config.observation == "egocentric":
-        order, signs = _egocentric()
+        order, signs = mirrored()
         arrays = _vector(config, agents, order, signs, [0.0] * SIZE)
         return (Symmetry("left and right", arrays, (0, 1, 3, 2)),)
     found = []
@@ -362,22 +339,6 @@ def _vector(
     every = tuple(size * agent + i for agent in range(agents) for i in order)
     whole = ArrayChange(STATE, False, 0, every, one.signs * agents, one.offsets * agents)
     return one, whole
-
-
-def _egocentric() -> tuple[list[int], list[float]]:
-    """Return order and signs of the egocentric numbers after swapping left and right."""
-    order, signs = np.arange(SIZE), np.ones(SIZE)
-    windows = CHANNELS * AREA
-    order[:windows] = order[:windows].reshape(-1, WINDOW)[:, ::-1].ravel()
-    beans = windows + PER_BEAN * np.arange(NUM_BEANS)
-    others = windows + PER_BEAN * NUM_BEANS + PER_OTHER * np.arange(NUM_SNAKES - 1)
-    for to_the_right in (beans + 1, others + 1, others + 5):
-        signs[to_the_right] = -1
-    ahead = windows + PER_BEAN * NUM_BEANS + PER_OTHER * (NUM_SNAKES - 1)
-    left, right = ahead + PER_MOVE, ahead + 2 * PER_MOVE
-    block = np.arange(PER_MOVE)
-    order[left + block], order[right + block] = right + block, left + block
-    return order.tolist(), signs.tolist()
 
 
 def _numbers(

@@ -21,7 +21,6 @@ from murmur.env_service.envs.terrain.channels import (
     channel_plan,
 )
 from murmur.env_service.envs.terrain.config import Config
-from murmur.env_service.envs.terrain.gain import EXPECTED_GAIN, OBSERVED_EVERY, expected_gains
 from murmur.env_service.envs.terrain.lattice import MOVES, is_inside, lattice_shape
 from murmur.env_service.envs.terrain.planning import (
     block_sums,
@@ -37,6 +36,8 @@ from murmur.shared.config.symmetry import ArrayChange, Symmetry, grid_change
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
+
+_WIDTH = 8  # paths that a planner's search keeps after each move
 
 FlightPlan = Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32]]
 """(generator, [A, 3] start) -> [budget + 1, A, 3] positions, one for each step of an episode."""
@@ -54,7 +55,7 @@ def _spec(config: Config) -> EnvSpec:
     if plan.budget_left:
         observations.append(ArraySpec(BUDGET_LEFT, "float32", (1,)))
     if config.expected_gain:
-        observations.append(ArraySpec(EXPECTED_GAIN, "float32", (config.num_actions,)))
+        observations.append(ArraySpec(simulation.EXPECTED_GAIN, "float32", (config.num_actions,)))
     observations.append(ArraySpec(AGENT_CELL, "int32", (2,)))
     observations.append(ArraySpec(ACTION_MASK, "uint8", (config.num_actions,)))
     return EnvSpec(
@@ -117,13 +118,8 @@ class TerrainEnvironment(VectorEnvironment):
         self._decisions = config.budget + 1
 
         agents = config.num_agents
-        x, y, _ = lattice_shape(config)
-        plan = channel_plan(config)
-        self._maps = np.zeros((num_envs, agents, len(plan.actor), x, y), np.float32)
-        self._critic = np.zeros((num_envs, len(plan.critic), x, y), np.float32)
-        self._budget_left = plan.budget_left
-        self._mask = np.zeros((num_envs, agents, config.num_actions), np.uint8)
-        self._gains = np.zeros(self._mask.shape)
+        self._budget_left = channel_plan(config).budget_left
+        self._gains = np.zeros(self.state.mask.shape)
         self._paths = np.zeros((num_envs, self._decisions + 1, agents, 3), np.int32)
         self._plans = np.zeros((num_envs, self._decisions, agents, 3), np.int32)
         self._planned = np.zeros(num_envs, np.bool_)
@@ -144,16 +140,8 @@ class TerrainEnvironment(VectorEnvironment):
         following = going & self._planned
         if following.any():
             state.cells[following] = self._plans[following, state.time[following] - 1]
-        simulation.advance(
-            self.mission,
-            state,
-            chosen,
-            going & ~self._planned,
-            going | ~self._planned,
-            self._maps,
-            self._critic,
-            self._mask,
-        )
+        moves, measures = going & ~self._planned, going | ~self._planned
+        simulation.advance(self.mission, state, chosen, moves, measures)
         self._paths[np.arange(self.num_envs), state.time] = state.cells
         reward = self._reward(before, entropy)
         reward[restart] = 0
@@ -162,19 +150,23 @@ class TerrainEnvironment(VectorEnvironment):
         step_type[restart] = StepType.FIRST
         maps_name, critic_name = _names(self.config)
         observation: dict[str, Array] = {
-            maps_name: self._maps,
+            maps_name: state.maps,
             AGENT_CELL: np.ascontiguousarray(state.cells[:, :, :2]),
-            ACTION_MASK: self._mask,
+            ACTION_MASK: state.mask,
         }
-        if self._critic.shape[1]:
-            observation[critic_name] = self._critic
+        if state.critic.shape[1]:
+            observation[critic_name] = state.critic
         if self._budget_left:
-            observation[BUDGET_LEFT] = self._left()
+            budget = self.config.budget
+            left = np.maximum(budget - state.time, 0) / max(budget, 1)
+            agents = self.config.num_agents
+            repeated = np.repeat(left.astype(np.float32), agents)
+            observation[BUDGET_LEFT] = repeated.reshape(self.num_envs, agents, 1)
         if self.config.expected_gain:
-            lens = self.mission.camera
-            expected_gains(self.mission, state, self._mask, OBSERVED_EVERY, self._gains)
+            lens, every = self.mission.camera, simulation.OBSERVED_EVERY
+            simulation.expected_gains(self.mission, state, state.mask, every, self._gains)
             cells = 4 * lens.radius_x[0] * lens.radius_y[0]
-            observation[EXPECTED_GAIN] = (self._gains / cells).astype(np.float32)
+            observation[simulation.EXPECTED_GAIN] = (self._gains / cells).astype(np.float32)
         return TimeStep(
             step_type, reward, np.where(last, 0, 1).astype(np.float32), observation, self._metrics()
         )
@@ -195,13 +187,6 @@ class TerrainEnvironment(VectorEnvironment):
             self._plans[n] = self.flight_plan(generator, cells)
             cells = self._plans[n, 0]
         simulation.begin(self.state, n, seed, truth, cells, reach)
-
-    def _left(self) -> Array:
-        """Return the share of the moves that are left, [N, A, 1]."""
-        budget = self.config.budget
-        left = np.maximum(budget - self.state.time, 0) / max(budget, 1)
-        agents = self.config.num_agents
-        return np.repeat(left.astype(np.float32), agents).reshape(self.num_envs, agents, 1)
 
     def _entropy(self) -> NDArray[np.float64]:
         """Return the mean entropy [N], bits, of the cells of interest in the global belief."""
@@ -348,7 +333,7 @@ def symmetries(config: Config) -> tuple[Symmetry, ...]:
             arrays = [*(ArrayChange(m, flip=flip, turns=turns) for m in maps), cell]
             if config.expected_gain:  # new entry action[k] is old entry k
                 order = tuple(action.index(k) for k in range(len(action)))
-                arrays.append(ArrayChange(EXPECTED_GAIN, order=order))
+                arrays.append(ArrayChange(simulation.EXPECTED_GAIN, order=order))
             name = f"{'flip, ' if flip else ''}{90 * turns} degrees"
             found.append(Symmetry(name, tuple(arrays), action))
     return tuple(found)
@@ -365,12 +350,9 @@ class FlightPlanPolicy:
         plan: flight plan; see environment.FlightPlan.
     """
 
-    def __init__(
-        self,
-        environment: TerrainEnvironment,
-        plan: Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32]],
-    ) -> None:
-        self.advises = False
+    advises = False
+
+    def __init__(self, environment: TerrainEnvironment, plan: FlightPlan) -> None:
         environment.flight_plan = plan
         self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
 
@@ -440,10 +422,10 @@ def lawnmower(altitude_m: float | None = None) -> BaselineFactory:
 class InformationGain:
     """A policy in which each agent takes the action of largest expected information gain.
 
-    The expected gains of an agent's legal actions (see gain.look_gain) are normalized to shares. If
-    agents coordinate, the share of an action is multiplied by 1 - share of every other agent's
-    action that leads to the same position. This happens in the order of ids, so that a later agent
-    uses the discounted shares of an earlier one. The largest share wins.
+    The expected gains of an agent's legal actions (see simulation.look_gain) are normalized to
+    shares. If agents coordinate, the share of an action is multiplied by 1 - share of every other
+    agent's action that leads to the same position. This happens in the order of ids, so that a
+    later agent uses the discounted shares of an earlier one. The largest share wins.
 
     Args:
         environment: environment with the beliefs.
@@ -465,7 +447,7 @@ class InformationGain:
         """Return the actions, [N, A] int32."""
         env, shares = self._env, self._gains
         mask = np.asarray(timestep.observation[ACTION_MASK], np.uint8)
-        expected_gains(env.mission, env.state, mask, 1, shares)
+        simulation.expected_gains(env.mission, env.state, mask, 1, shares)
         total = shares.sum(axis=2, keepdims=True)
         shares /= np.where(total > 0, total, 1)
         if self._coordinate:
@@ -488,22 +470,15 @@ class Planner:
 
     Args:
         environment: environment with the beliefs.
-        width: number of paths that the search keeps after each move.
         shared: true for one plan of the team, from all its looks; false if each agent plans for
             itself and the agents it hears, and flies its own part.
         omniscient: true to plan by the true map in place of a belief; only for a shared plan.
     """
 
     def __init__(
-        self,
-        environment: TerrainEnvironment,
-        width: int,
-        *,
-        shared: bool,
-        omniscient: bool = False,
+        self, environment: TerrainEnvironment, *, shared: bool, omniscient: bool = False
     ) -> None:
         self._env = environment
-        self._width = width
         self._shared = shared
         self._game = game_of(environment.config, environment.mission)
         self._weigh = None if omniscient else weigher(environment.config, self._game)
@@ -538,25 +513,25 @@ class Planner:
             weight = block_sums(interest / max(interest.sum(), 1), game.rows, game.columns)
         else:
             weight = self._weigh(env.state.odds[n, -1 if self._shared else k])
-        following = plan(game, now, left, weight, looks, self._width)[:, 0]
+        following = plan(game, now, left, weight, looks, _WIDTH)[:, 0]
         leads = (game.targets[now] == following[:, None]).argmax(axis=1)
         return np.where(following >= 0, leads, -1)
 
 
 def planner(environment: VectorEnvironment) -> ScriptedPolicy:
     """Make planners in which each agent plans for itself and the agents it hears."""
-    return Planner(cast(TerrainEnvironment, environment), 8, shared=False)
+    return Planner(cast(TerrainEnvironment, environment), shared=False)
 
 
 def team_planner(environment: VectorEnvironment) -> ScriptedPolicy:
     """Make a planner of one plan for all agents, as if each heard all messages."""
-    return Planner(cast(TerrainEnvironment, environment), 8, shared=True)
+    return Planner(cast(TerrainEnvironment, environment), shared=True)
 
 
 def omniscient_planner(environment: VectorEnvironment) -> ScriptedPolicy:
     """Make a planner of one plan for all agents that sees the true map, as no team can."""
     env = cast(TerrainEnvironment, environment)
-    return Planner(env, 8, shared=True, omniscient=True)
+    return Planner(env, shared=True, omniscient=True)
 
 
 def information_gain(environment: VectorEnvironment) -> ScriptedPolicy:

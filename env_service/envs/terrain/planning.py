@@ -302,26 +302,6 @@ def _worth(game: Game, path: Ints, weight: Floats, looks: Looks) -> float:
 
 
 @compiled()
-def _continued(
-    game: Game,
-    at: Ints,
-    scores: Floats,
-    states: NDArray[np.int16],
-    blocked: NDArray[np.bool_],
-    weight: Floats,
-) -> Floats:
-    """Return the value of each path after each next move, [paths * K]; -1 if it is blocked."""
-    actions = game.targets.shape[1]
-    worth = np.full(len(at) * actions, -1.0)
-    for i in range(len(at)):
-        for k in range(actions):
-            target = game.targets[at[i], k]
-            if target >= 0 and not blocked[target // game.levels]:
-                worth[i * actions + k] = scores[i] + _gain(game, target, weight, states[i])
-    return worth
-
-
-@compiled()
 def best_path(
     game: Game,
     start: int,
@@ -352,7 +332,12 @@ def best_path(
     states[0] = looks
     at, scores = np.full(1, start), np.zeros(1)
     for t in range(steps):
-        worth = _continued(game, at, scores, states, blocked[t], weight)
+        worth = np.full(len(at) * actions, -1.0)  # of each path after each next move
+        for i in range(len(at)):
+            for k in range(actions):
+                target = game.targets[at[i], k]
+                if target >= 0 and not blocked[t, target // game.levels]:
+                    worth[i * actions + k] = scores[i] + _gain(game, target, weight, states[i])
         following = np.empty_like(states)
         last = np.full(len(game.spans), -1.0)  # paths of one worth that meet have the same looks
         kept, count = np.empty(width), 0

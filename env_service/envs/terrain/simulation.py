@@ -1,4 +1,7 @@
-"""All environments advanced by one compiled call: move, measure, talk, fuse, draw the channels."""
+"""All environments advanced by one compiled call: move, measure, talk, fuse, draw the channels.
+
+Beside it the information gain that an agent expects of each of its actions.
+"""
 
 import math
 from typing import NamedTuple
@@ -9,14 +12,17 @@ from numpy.typing import NDArray
 from murmur.env_service.compiled import compiled
 from murmur.env_service.envs.terrain import channels
 from murmur.env_service.envs.terrain.belief import (
+    ODDS_HIGH,
+    ODDS_LOW,
     UNDECIDED,
     Pool,
     Scratch,
     Totals,
+    entropy_row,
     fuse,
     pool,
     scratch,
-    settle,
+    settle_row,
 )
 from murmur.env_service.envs.terrain.channels import channel_plan
 from murmur.env_service.envs.terrain.config import Config
@@ -31,6 +37,8 @@ from murmur.env_service.envs.terrain.sensor import (
 )
 from murmur.env_service.splitmix import mix
 
+EXPECTED_GAIN = "expected_gain"
+OBSERVED_EVERY = 3  # row and column: gains differ by 2 % (rms), in a fifth of the time
 _MESSAGES = 1_000_000  # number of the random stream that loses messages; agents use 0 .. A-1
 
 
@@ -88,6 +96,9 @@ class State(NamedTuple):
         key: [N] uint64, key of the episode's random streams.
         range: [N] float64, communication range of the episode, meters.
         totals: sums over the global maps.
+        maps: [N, A, C, H, W] float32, the actor's channels.
+        critic: [N, Cg, H, W] float32, the critic's channels.
+        mask: [N, A, K] uint8, legal actions.
     """
 
     truth: NDArray[np.uint8]
@@ -106,6 +117,13 @@ class State(NamedTuple):
     key: NDArray[np.uint64]
     range: NDArray[np.float64]
     totals: Totals
+    maps: NDArray[np.float32]
+    critic: NDArray[np.float32]
+    mask: NDArray[np.uint8]
+
+
+# Values of arrays of State before an episode's first measurement; the others are 0.
+_INITIAL = {"odds": 1, "pooled": 0.5, "entropy": 1, "label": UNDECIDED, "executed": -1}
 
 
 def mission(config: Config) -> Mission:
@@ -140,18 +158,18 @@ def state(config: Config, num_envs: int) -> State:
     """Allocate the state of `num_envs` environments; begin() starts an episode."""
     x, y, z = lattice_shape(config)
     grid = (num_envs, *map_shape(config))
-    agents = config.num_agents
-    return State(
+    agents, plan = config.num_agents, channel_plan(config)
+    state = State(
         truth=np.zeros(grid, np.uint8),
-        odds=np.ones((num_envs, agents + 1, *grid[1:]), np.float32),
-        pooled=np.full((num_envs, agents + 1, x, y), 0.5),
-        entropy=np.ones(grid, np.float32),
-        label=np.full(grid, UNDECIDED, np.uint8),
+        odds=np.zeros((num_envs, agents + 1, *grid[1:]), np.float32),
+        pooled=np.zeros((num_envs, agents + 1, x, y)),
+        entropy=np.zeros(grid, np.float32),
+        label=np.zeros(grid, np.uint8),
         looked=np.zeros(grid, np.uint8),
         cells=np.zeros((num_envs, agents, 3), np.int32),
         rects=np.zeros((num_envs, agents, 4), np.int64),
         heard=np.zeros((num_envs, agents, agents), np.uint8),
-        executed=np.full((num_envs, agents), -1, np.int32),
+        executed=np.zeros((num_envs, agents), np.int32),
         visits=np.zeros((num_envs, z), np.int64),
         avoided=np.zeros(num_envs, np.int64),
         time=np.zeros(num_envs, np.int64),
@@ -167,7 +185,13 @@ def state(config: Config, num_envs: int) -> State:
             gain=np.zeros(num_envs),
             newly_seen=np.zeros(num_envs, np.int64),
         ),
+        maps=np.zeros((num_envs, agents, len(plan.actor), x, y), np.float32),
+        critic=np.zeros((num_envs, len(plan.critic), x, y), np.float32),
+        mask=np.zeros((num_envs, agents, config.num_actions), np.uint8),
     )
+    for name, value in _INITIAL.items():
+        getattr(state, name).fill(value)
+    return state
 
 
 def begin(
@@ -188,22 +212,14 @@ def begin(
         cells: [A, 3] start positions of the agents.
         communication_range: range of messages, meters.
     """
+    arrays = state._asdict()
+    totals: Totals = arrays.pop("totals")
+    for name, array in arrays.items():
+        array[n] = _INITIAL.get(name, 0)
     state.truth[n] = truth
-    state.odds[n] = 1
-    state.pooled[n] = 0.5
-    state.entropy[n] = 1
-    state.label[n] = UNDECIDED
-    state.looked[n] = 0
     state.cells[n] = cells
-    state.rects[n] = 0
-    state.heard[n] = 0
-    state.executed[n] = -1
-    state.visits[n] = 0
-    state.avoided[n] = 0
-    state.time[n] = 0
     state.key[n] = seed
     state.range[n] = communication_range
-    totals = state.totals
     for sums in totals:
         sums[n] = 0
     totals.interest[n] = np.count_nonzero(truth)
@@ -267,38 +283,53 @@ def _measure(mission: Mission, state: State, n: int) -> None:
                 state.pooled[n, reader],
                 work,
             )
-    settle(
-        n,
-        state.rects[n],
-        state.odds[n, agents],
-        state.entropy[n],
-        state.label[n],
-        state.looked[n],
-        state.truth[n],
-        state.totals,
-        work,
-    )
+    _settle(state, n, work)
 
 
 @compiled()
-def _draw(
-    mission: Mission,
-    state: State,
-    n: int,
-    maps: NDArray[np.float32],
-    critic: NDArray[np.float32],
-) -> None:
-    """Draw all channels of environment n.
+def _settle(state: State, n: int, scratch: Scratch) -> None:
+    """Update all quantities that derive from environment n's global belief.
 
-    Args:
-        mission: constants of the mission.
-        state: state of all environments.
-        n: number of the environment.
-        maps: [A, C, H, W] receives the actor's channels.
-        critic: [Cg, H, W] receives the critic's channels.
+    Each cell of the union of the footprints is visited once: row by row, the footprints' column
+    ranges are walked from left to right, skipping columns that an earlier range covered.
     """
+    rects, totals, agents = state.rects[n], state.totals, state.cells.shape[1]
+    order = np.argsort(rects[:, 2], kind="mergesort")
+    weighted = base = interest = 0.0
+    claimed = correct = seen = 0
+    for i in range(rects[:, 0].min(), rects[:, 1].max()):
+        done = 0
+        for agent in order:
+            first, end = max(done, rects[agent, 2]), rects[agent, 3]
+            if i < rects[agent, 0] or i >= rects[agent, 1] or first >= end:
+                continue
+            row = settle_row(
+                state.odds[n, agents, i, first:end],
+                state.entropy[n, i, first:end],
+                state.label[n, i, first:end],
+                state.looked[n, i, first:end],
+                state.truth[n, i, first:end],
+                scratch,
+            )
+            weighted, base = weighted + float(row[0]), base + float(row[1])
+            interest, seen = interest + float(row[2]), seen + int(row[5])
+            claimed, correct = claimed + int(row[3]), correct + int(row[4])
+            done = end
+    base += totals.weighted[n]
+    totals.weighted[n] += weighted
+    totals.interest_entropy[n] += interest
+    totals.claimed[n] += claimed
+    totals.correct[n] += correct
+    totals.seen[n] += seen
+    totals.newly_seen[n] = seen
+    totals.gain[n] = 1 - totals.weighted[n] / base if base > 0 else 0.0
+
+
+@compiled()
+def _draw(mission: Mission, state: State, n: int) -> None:
+    """Draw all channels of environment n."""
     agents = state.cells.shape[1]
-    rects = state.rects[n]
+    rects, maps = state.rects[n], state.maps[n]
     image = np.empty(maps.shape[2:], np.float64)
     for a in range(agents):
         for i, channel in enumerate(mission.actor):
@@ -323,7 +354,17 @@ def _draw(
                 channels.footprints(
                     rects, state.heard[n, a], a, 0.0, mission.rows, mission.columns, out
                 )
-    _draw_critic(mission, state, n, critic)
+    everyone = np.ones(agents, np.uint8)
+    for i, channel in enumerate(mission.critic):
+        out = state.critic[n, i]
+        if channel == channels.POSITIONS:
+            channels.all_positions(state.cells[n], mission.lattice, out)
+        elif channel == channels.GLOBAL_W_ENTROPY:
+            channels.weighted_entropy(state.pooled[n, agents], out)
+        elif channel == channels.GLOBAL_PROB:
+            channels.probability(state.pooled[n, agents], out)
+        elif channel == channels.FOOTPRINTS:
+            channels.footprints(rects, everyone, -1, 1.0, mission.rows, mission.columns, out)
 
 
 @compiled()
@@ -342,32 +383,12 @@ def _draw_local(mission: Mission, state: State, n: int, a: int, image: NDArray[n
 
 
 @compiled()
-def _draw_critic(mission: Mission, state: State, n: int, critic: NDArray[np.float32]) -> None:
-    """Draw the critic's channels of environment n; see _draw."""
-    agents, rects = state.cells.shape[1], state.rects[n]
-    everyone = np.ones(agents, np.uint8)
-    for i, channel in enumerate(mission.critic):
-        out = critic[i]
-        if channel == channels.POSITIONS:
-            channels.all_positions(state.cells[n], mission.lattice, out)
-        elif channel == channels.GLOBAL_W_ENTROPY:
-            channels.weighted_entropy(state.pooled[n, agents], out)
-        elif channel == channels.GLOBAL_PROB:
-            channels.probability(state.pooled[n, agents], out)
-        elif channel == channels.FOOTPRINTS:
-            channels.footprints(rects, everyone, -1, 1.0, mission.rows, mission.columns, out)
-
-
-@compiled()
 def advance(
     mission: Mission,
     state: State,
     action: NDArray[np.int32],
     moves: NDArray[np.bool_],
     measures: NDArray[np.bool_],
-    maps: NDArray[np.float32],
-    critic: NDArray[np.float32],
-    mask: NDArray[np.uint8],
 ) -> None:
     """Move and measure in the chosen environments, then draw every environment's observation.
 
@@ -377,9 +398,6 @@ def advance(
         action: [N, A] chosen actions.
         moves: [N] bool, true if an environment's agents execute their actions.
         measures: [N] bool, true if they then measure.
-        maps: [N, A, C, H, W] receives the actor's channels.
-        critic: [N, Cg, H, W] receives the critic's channels.
-        mask: [N, A, K] receives the legal actions.
     """
     for n in range(action.shape[0]):
         cells = state.cells[n]
@@ -389,5 +407,98 @@ def advance(
             )
         if measures[n]:
             _measure(mission, state, n)
-        _draw(mission, state, n, maps[n], critic[n])
-        action_mask(cells, mission.moves, mission.lattice, mission.mask_collisions, mask[n])
+        _draw(mission, state, n)
+        mask = state.mask[n]
+        action_mask(cells, mission.moves, mission.lattice, mission.mask_collisions, mask)
+
+
+@compiled()
+def look_gain(
+    odds: NDArray[np.float32], ratio: np.float32, scratch: Scratch, rows: NDArray[np.float32]
+) -> float:
+    """Compute the expected weighted entropy reduction of a look at a row of cells, bits.
+
+    sum p w1 (H(p) - H(p | 1)) + (1 - p) w0 (H(p) - H(p | 0)), with p the belief, H(p | z) the
+    entropy after report z, and w the weight of the cell after that report: 1 if then of interest,
+    0 if not, 0.5 if undecided.
+
+    Args:
+        odds: [n] belief.
+        ratio: odds that a report is right.
+        scratch: working memory.
+        rows: [4, >= n] working memory.
+    """
+    n = odds.shape[0]
+    now, then, given, total = rows[0, :n], rows[1, :n], rows[2, :n], np.float32(0)
+    entropy_row(odds, now, scratch)
+    for report in range(2):
+        factor = ratio if report == 1 else np.float32(1) / ratio
+        for j in range(n):
+            given[j] = odds[j] * factor
+        entropy_row(given, then, scratch)
+        for j in range(n):
+            weight = np.float32(0.5) * (
+                np.float32(given[j] > ODDS_HIGH) + np.float32(given[j] >= ODDS_LOW)
+            )
+            says_one = odds[j] / (np.float32(1) + odds[j])
+            chance = says_one if report == 1 else np.float32(1) - says_one
+            total += chance * weight * (now[j] - then[j])
+    return float(total)
+
+
+@compiled()
+def sampled(first: int, end: int, every: int) -> tuple[int, int, int]:
+    """Choose every `every`-th number of a range, as far from its first as from its last.
+
+    So a turned or mirrored footprint has the same cells.
+
+    Returns:
+        (first number, step, count).
+    """
+    n = end - first
+    if n < every:
+        return first, 1, n
+    start = (n - 1) * ((every + 1) // 2) % every
+    return first + start, every, (n - start + every - 1) // every
+
+
+@compiled()
+def expected_gains(
+    mission: Mission,
+    state: State,
+    mask: NDArray[np.uint8],
+    every: int,
+    gains: NDArray[np.float64],
+) -> None:
+    """Compute the expected gain of each agent's legal actions by its own belief.
+
+    Args:
+        mission: constants of the mission.
+        state: state of all environments.
+        mask: [N, A, K] legal actions.
+        every: step between the rows and columns of a footprint that are used, odd; 1: all.
+        gains: [N, A, K] receives bits; 0 for illegal actions.
+    """
+    camera = mission.camera
+    rect = np.empty(4, np.int64)
+    rows = np.empty((4, state.odds.shape[3]), np.float32)
+    odds = np.empty(state.odds.shape[3], np.float32)
+    target = np.empty(3, np.int32)
+    for n in range(mask.shape[0]):
+        for a in range(mask.shape[1]):
+            for k in range(mask.shape[2]):
+                gains[n, a, k] = 0
+                if not mask[n, a, k]:
+                    continue
+                for axis in range(3):
+                    target[axis] = state.cells[n, a, axis] + mission.moves[k, axis]
+                footprint(camera, target, state.truth.shape[1:], rect)
+                x, step_x, across = sampled(rect[0], rect[1], every)
+                y, step_y, along = sampled(rect[2], rect[3], every)
+                ratio, total = camera.ratio[target[2]], 0.0
+                for i in range(across):
+                    for j in range(along):
+                        odds[j] = state.odds[n, a, x + i * step_x, y + j * step_y]
+                    total += look_gain(odds[:along], ratio, mission.scratch, rows)
+                cells = (rect[1] - rect[0]) * (rect[3] - rect[2])
+                gains[n, a, k] = total * cells / max(1, across * along)

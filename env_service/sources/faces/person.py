@@ -4,9 +4,6 @@ Head coordinates: x to the right, y down, z towards the viewer; the crown is at 
 y = 1.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -99,8 +96,7 @@ class Head:
         return float((self._head @ np.array(point))[2])
 
 
-HairStyle = Literal["bald", "short", "curly", "bob", "long", "bun", "side"]
-_STYLES: tuple[HairStyle, ...] = ("bald", "short", "curly", "bob", "long", "bun", "side")
+_STYLES = ("bald", "short", "curly", "bob", "long", "bun", "side")
 _STYLE_SHARES = (0.07, 0.24, 0.14, 0.16, 0.2, 0.1, 0.09)
 
 _SKINS = np.array(
@@ -136,79 +132,55 @@ def _between(rng: np.random.Generator, table: np.ndarray, spread: float) -> Colo
     return b, g, r
 
 
-@dataclass(frozen=True)
 class Look:
-    """The look of a person: colors, hair, clothes, accessories."""
+    """The random look of a person: colors, hair, clothes, accessories.
 
-    skin: Colour
-    hair: Colour
-    brow: Colour
-    lip: Colour
-    iris: Colour
-    cloth: Colour
-    cloth_2: Colour
-    style: HairStyle
-    fringe: float  # how far it comes down, 0: none
-    volume: float  # of hair, 1: as the head
-    length: float  # of hair, in head coordinates
-    hairline: float
-    hat: Literal["none", "cap", "beanie", "brim", "scarf"]
-    glasses: Literal["none", "round", "square", "dark"]
-    beard: float
-    ears_shown: tuple[bool, bool]
-    earrings: Literal["none", "stud", "hoop", "drop"]
-    necklace: Literal["none", "chain", "beads", "pendant"]
-    mouth_open: float
-    smile: float
-    eyes_open: float
-    lashes: float
-    age: float
-    freckles: bool
-    neckline: Literal["round", "v", "high", "hood", "bare"]
-    pattern: Literal["plain", "stripes", "checks", "dots", "knit"]
+    Attributes:
+        fringe: how far the hair comes down over the forehead, 0: not at all.
+        volume: size of the hair, 1: as the head.
+        length: length of the hair, in head coordinates.
+        ears_shown: true for each ear, left and right, that hair does not cover.
+    """
 
-
-def draw_look(rng: np.random.Generator) -> Look:
-    """Draw a person."""
-    skin = _between(rng, _SKINS, 7)
-    hair = any_colour(rng) if rng.random() < 0.08 else _between(rng, _HAIRS, 8)
-    if rng.random() < 0.06:  # as the skin, which is hard to tell apart
-        hair = shade(skin, rng.uniform(0.7, 1.05))
-    style = _STYLES[rng.choice(len(_STYLES), p=_STYLE_SHARES)]
-    covered = style in ("bob", "long") and rng.random() < 0.6
-    lip = mix(skin, (70, 60, 190), rng.uniform(0.05, 0.7))
-    cloth = shade(skin, rng.uniform(0.75, 1.1)) if rng.random() < 0.1 else any_colour(rng)
-    return Look(
-        skin=skin,
-        hair=hair,
-        brow=mix(shade(hair, 0.75), skin, rng.uniform(0, 0.6)),
-        lip=shade(lip, rng.uniform(0.75, 1.05)),
-        iris=_between(rng, _IRISES, 8),
-        cloth=cloth,
-        cloth_2=any_colour(rng) if rng.random() < 0.5 else shade(cloth, rng.uniform(0.6, 1.4)),
-        style=style,
-        fringe=rng.uniform(0.1, 0.5) if rng.random() < 0.45 and style != "bald" else 0.0,
-        volume=rng.uniform(1.05, 1.16) if style in ("short", "bun") else rng.uniform(1.1, 1.35),
-        length=rng.uniform(0.3, 0.9) if style == "bob" else rng.uniform(1.0, 2.2),
-        hairline=rng.uniform(-0.72, -0.5),
-        hat=rng.choice(
-            ["none", "cap", "beanie", "brim", "scarf"], p=[0.74, 0.08, 0.07, 0.07, 0.04]
-        ),
-        glasses=rng.choice(["none", "round", "square", "dark"], p=[0.68, 0.11, 0.11, 0.1]),
-        beard=rng.uniform(0.2, 0.8) if rng.random() < 0.22 else 0.0,
-        ears_shown=(not covered or rng.random() < 0.15, not covered or rng.random() < 0.15),
-        earrings=rng.choice(["none", "stud", "hoop", "drop"], p=[0.56, 0.12, 0.16, 0.16]),
-        necklace=rng.choice(["none", "chain", "beads", "pendant"], p=[0.62, 0.13, 0.12, 0.13]),
-        mouth_open=rng.uniform(0.04, 0.2) if rng.random() < 0.42 else 0.0,
-        smile=rng.normal(0.25, 0.5),
-        eyes_open=0.0 if rng.random() < 0.05 else rng.uniform(0.35, 1.1),
-        lashes=rng.uniform(0, 1),
-        age=max(0.0, rng.normal(0.2, 0.4)),
-        freckles=bool(rng.random() < 0.12),
-        neckline=rng.choice(
-            ["round", "v", "high", "hood", "bare"], p=[0.32, 0.24, 0.18, 0.13, 0.13]
-        ),
-        pattern=rng.choice(
-            ["plain", "stripes", "checks", "dots", "knit"], p=[0.4, 0.18, 0.14, 0.1, 0.18]
-        ),
-    )
+    def __init__(self, rng: np.random.Generator) -> None:
+        """Draw a person."""
+        self.skin = _between(rng, _SKINS, 7)
+        self.hair = any_colour(rng) if rng.random() < 0.08 else _between(rng, _HAIRS, 8)
+        if rng.random() < 0.06:  # as the skin, which is hard to tell apart
+            self.hair = shade(self.skin, rng.uniform(0.7, 1.05))
+        self.style = style = _STYLES[rng.choice(len(_STYLES), p=_STYLE_SHARES)]
+        covered = style in ("bob", "long") and rng.random() < 0.6
+        lip = mix(self.skin, (70, 60, 190), rng.uniform(0.05, 0.7))
+        as_skin = rng.random() < 0.1
+        self.cloth = shade(self.skin, rng.uniform(0.75, 1.1)) if as_skin else any_colour(rng)
+        self.brow = mix(shade(self.hair, 0.75), self.skin, rng.uniform(0, 0.6))
+        self.lip = shade(lip, rng.uniform(0.75, 1.05))
+        self.iris = _between(rng, _IRISES, 8)
+        other = rng.random() < 0.5
+        self.cloth_2 = any_colour(rng) if other else shade(self.cloth, rng.uniform(0.6, 1.4))
+        fringe = rng.random() < 0.45 and style != "bald"
+        self.fringe = rng.uniform(0.1, 0.5) if fringe else 0.0
+        flat = style in ("short", "bun")
+        self.volume = rng.uniform(1.05, 1.16) if flat else rng.uniform(1.1, 1.35)
+        self.length = rng.uniform(0.3, 0.9) if style == "bob" else rng.uniform(1.0, 2.2)
+        self.hairline = rng.uniform(-0.72, -0.5)
+        hats = ["none", "cap", "beanie", "brim", "scarf"]
+        self.hat = str(rng.choice(hats, p=[0.74, 0.08, 0.07, 0.07, 0.04]))
+        glasses = ["none", "round", "square", "dark"]
+        self.glasses = str(rng.choice(glasses, p=[0.68, 0.11, 0.11, 0.1]))
+        self.beard = rng.uniform(0.2, 0.8) if rng.random() < 0.22 else 0.0
+        self.ears_shown = (not covered or rng.random() < 0.15, not covered or rng.random() < 0.15)
+        earrings = ["none", "stud", "hoop", "drop"]
+        self.earrings = str(rng.choice(earrings, p=[0.56, 0.12, 0.16, 0.16]))
+        necklaces = ["none", "chain", "beads", "pendant"]
+        self.necklace = str(rng.choice(necklaces, p=[0.62, 0.13, 0.12, 0.13]))
+        self.mouth_open = rng.uniform(0.04, 0.2) if rng.random() < 0.42 else 0.0
+        self.smile = rng.normal(0.25, 0.5)
+        self.eyes_open = 0.0 if rng.random() < 0.05 else rng.uniform(0.35, 1.1)
+        self.lashes = rng.uniform(0, 1)
+        self.age = max(0.0, rng.normal(0.2, 0.4))
+        self.freckles = rng.random() < 0.12
+        necklines = ["round", "v", "high", "hood", "bare"]
+        self.neckline = str(rng.choice(necklines, p=[0.32, 0.24, 0.18, 0.13, 0.13]))
+        patterns = ["plain", "stripes", "checks", "dots", "knit"]
+        self.pattern = str(rng.choice(patterns, p=[0.4, 0.18, 0.14, 0.1, 0.18]))

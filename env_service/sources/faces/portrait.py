@@ -3,28 +3,8 @@
 import numpy as np
 
 from murmur.env_service.sources.faces.canvas import Canvas, Points, hull, mix, shade, smooth
-from murmur.env_service.sources.faces.classes import (
-    BACKGROUND,
-    CLOTH,
-    EARRING,
-    GLASSES,
-    HAIR,
-    HAT,
-    L_BROW,
-    L_EAR,
-    L_EYE,
-    L_LIP,
-    MOUTH,
-    NECK,
-    NECKLACE,
-    NOSE,
-    R_BROW,
-    R_EAR,
-    R_EYE,
-    SKIN,
-    U_LIP,
-)
-from murmur.env_service.sources.faces.person import Head, Look, Space, any_colour, draw_look
+from murmur.env_service.sources.faces.classes import Part
+from murmur.env_service.sources.faces.person import Head, Look, Space, any_colour
 from murmur.env_service.sources.faces.textures import Textures, weave_into
 
 _EYE_Y = -0.08
@@ -33,7 +13,7 @@ _METALS = ((90, 200, 230), (215, 215, 220), (50, 50, 60), (60, 60, 190))
 
 def draw_portrait(canvas: Canvas, rng: np.random.Generator, textures: Textures) -> Head:
     """Draw one person; return the head, for the light."""
-    head, look = Head(rng), draw_look(rng)
+    head, look = Head(rng), Look(rng)
     draw_backdrop(canvas, rng, look)
     draw_back_hair(canvas, rng, head, look)
     draw_body(canvas, rng, head, look)
@@ -45,7 +25,7 @@ def draw_portrait(canvas: Canvas, rng: np.random.Generator, textures: Textures) 
     draw_cap_of_hair(canvas, rng, head, look)
     top, angle = (-1.0, np.pi) if look.style == "bald" else (look.hairline, 1.35)
     skull = head.project(head.rings(top, 1.0, angle))
-    canvas.fill(SKIN, smooth(hull(skull), 1), look.skin)
+    canvas.fill(Part.skin, smooth(hull(skull), 1), look.skin)
     draw_lines_of_age(canvas, rng, head, look)
     draw_beard(canvas, rng, head, look)
     for side in shown:
@@ -60,7 +40,7 @@ def draw_portrait(canvas: Canvas, rng: np.random.Generator, textures: Textures) 
     draw_glasses(canvas, rng, head, look)
     draw_front_hair(canvas, rng, head, look)
     draw_hat(canvas, rng, head, look)
-    weave_into(canvas, rng, textures, look, (HAIR, HAT, CLOTH))
+    weave_into(canvas, rng, textures, look)
     draw_obstacle(canvas, rng, head, look)
     return head
 
@@ -121,13 +101,14 @@ def draw_obstacle(canvas: Canvas, rng: np.random.Generator, head: Head, look: Lo
     elif kind == 1:
         begin = np.array([rng.uniform(-0.2, 1.2), -0.1])
         end = np.array([rng.uniform(-0.2, 1.2), 1.1])
-        canvas.line(BACKGROUND, np.stack([begin, end]), any_colour(rng), rng.uniform(0.01, 0.06))
+        bar = np.stack([begin, end])
+        canvas.line(Part.background, bar, any_colour(rng), rng.uniform(0.01, 0.06))
     else:
         centre = head.centre + head.scale * np.array(
             [side * rng.uniform(0.5, 1.2), rng.uniform(-0.3, 1.4)]
         )
         corners = centre + head.scale * rng.normal(0, 0.35, (7, 2))
-        canvas.fill(BACKGROUND, smooth(hull(corners)), any_colour(rng))
+        canvas.fill(Part.background, smooth(hull(corners)), any_colour(rng))
 
 
 def _draw_hand(
@@ -144,7 +125,7 @@ def _draw_hand(
         return placed
 
     arm = np.array([(-0.2, 0.1), (0.2, 0.1), (0.3, 2.6), (-0.3, 2.6)])
-    canvas.fill(BACKGROUND, place(arm), mix(skin, look.cloth, float(rng.random() < 0.5)))
+    canvas.fill(Part.background, place(arm), mix(skin, look.cloth, float(rng.random() < 0.5)))
     palm = np.array(
         [(-0.24, -0.15), (0.24, -0.15), (0.26, 0.2), (0.15, 0.45), (-0.15, 0.45), (-0.26, 0.2)]
     )
@@ -154,8 +135,8 @@ def _draw_hand(
         tip = root + np.array([(i - 1.5) * spread, -rng.uniform(0.3, 0.5)])
         line = place(np.stack([root, tip]))
         canvas.line(None, line, shade(skin, 0.75), head.scale * 0.15)
-        canvas.line(BACKGROUND, line, skin, head.scale * 0.13)
-    canvas.fill(BACKGROUND, place(smooth(palm)), skin)
+        canvas.line(Part.background, line, skin, head.scale * 0.13)
+    canvas.fill(Part.background, place(smooth(palm)), skin)
 
 
 def _flat(points: Points, z: float = 0.0) -> Space:
@@ -182,15 +163,15 @@ def draw_body(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) 
         ]
     )
     cloth = look.skin if look.neckline == "bare" and rng.random() < 0.5 else look.cloth
-    canvas.fill(CLOTH, head.project_body(_flat(smooth(shoulders))), cloth)
+    canvas.fill(Part.cloth, head.project_body(_flat(smooth(shoulders))), cloth)
     if look.neckline == "hood":
         hood = _mirrored([(0.5, 0.7), (0.95, 0.9), (1.15, 1.4), (0.6, 1.9)])
-        canvas.fill(CLOTH, head.project_body(_flat(smooth(hood))), shade(look.cloth, 0.8))
+        canvas.fill(Part.cloth, head.project_body(_flat(smooth(hood))), shade(look.cloth, 0.8))
     _draw_neck(canvas, rng, head, look, thick, long)
     if look.neckline == "high":
         top = rng.uniform(0.95, 1.25)
         collar = _mirrored([(thick * 1.05, top), (thick * 1.25, long + 0.1)])
-        canvas.fill(CLOTH, head.project_body(_flat(collar, 0.1)), shade(look.cloth, 0.9))
+        canvas.fill(Part.cloth, head.project_body(_flat(collar, 0.1)), shade(look.cloth, 0.9))
     elif look.necklace != "none":
         _draw_necklace(canvas, rng, head, look, thick, long)
 
@@ -205,7 +186,7 @@ def _draw_neck(
     jaw = head.project(np.array([(-thick, 0.35, -0.1), (thick, 0.35, -0.1)]))
     base = head.project_body(_flat(np.array([(thick, long), (-thick, long)])))
     skin = shade(look.skin, rng.uniform(0.82, 1.0))
-    canvas.fill(NECK, np.concatenate([jaw, base]), skin)
+    canvas.fill(Part.neck, np.concatenate([jaw, base]), skin)
     opening = [
         (thick * wide, long - 0.14),
         (thick * wide * 0.8, long + low * 0.5),
@@ -213,10 +194,10 @@ def _draw_neck(
     ]
     if look.neckline != "v":
         opening[-1] = (thick * 0.6, long + low)
-    canvas.fill(NECK, head.project_body(_flat(smooth(_mirrored(opening)))), skin)
+    canvas.fill(Part.neck, head.project_body(_flat(smooth(_mirrored(opening)))), skin)
     chin = head.project(head.rings(0.3, 1.0, 1.3))
     dark = hull(chin + np.array([rng.normal(0, 0.06), rng.uniform(0.06, 0.2)]) * head.scale)
-    _shade_within(canvas, dark, NECK, rng.uniform(0.6, 0.9))
+    _shade_within(canvas, dark, Part.neck, rng.uniform(0.6, 0.9))
 
 
 def _shade_within(canvas: Canvas, outline: Points, part: int, factor: float) -> None:
@@ -245,12 +226,12 @@ def _draw_necklace(
     if look.necklace == "beads":
         size = head.scale * rng.uniform(0.03, 0.055)
         for point in points:
-            canvas.disc(NECKLACE, point, size, shade(metal, rng.uniform(0.8, 1.15)))
+            canvas.disc(Part.necklace, point, size, shade(metal, rng.uniform(0.8, 1.15)))
             canvas.disc(None, point - size * 0.3, size * 0.3, shade(metal, 1.6))
         return
-    canvas.line(NECKLACE, points, shade(metal, 0.8), width)
+    canvas.line(Part.necklace, points, shade(metal, 0.8), width)
     if look.necklace == "pendant":
-        canvas.disc(NECKLACE, points[len(points) // 2], head.scale * 0.09, metal)
+        canvas.disc(Part.necklace, points[len(points) // 2], head.scale * 0.09, metal)
 
 
 def _ragged(points: Points, rng: np.random.Generator, amount: float) -> Points:
@@ -268,11 +249,11 @@ def draw_back_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: L
         )
         crown = head.project(head.rings(-1, 0.3, np.pi, look.volume))
         canvas.fill(
-            HAIR, _ragged(hull(np.concatenate([crown, fall])), rng, 0.03 * head.scale), dark
+            Part.hair, _ragged(hull(np.concatenate([crown, fall])), rng, 0.03 * head.scale), dark
         )
     if look.style == "bun":
         at = head.project(np.array([(rng.normal(0, 0.25), -1.1, -0.35)]))[0]
-        canvas.disc(HAIR, at, head.scale * rng.uniform(0.22, 0.38), dark)
+        canvas.disc(Part.hair, at, head.scale * rng.uniform(0.22, 0.38), dark)
 
 
 def draw_cap_of_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
@@ -282,13 +263,14 @@ def draw_cap_of_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look:
     down = {"short": 0.15, "bun": 0.1, "side": 0.3}.get(look.style, 0.45)
     outline = hull(head.project(head.rings(-1, down, np.pi, look.volume)))
     if look.style != "curly":
-        canvas.fill(HAIR, _ragged(outline, rng, 0.012 * head.scale), look.hair)
+        canvas.fill(Part.hair, _ragged(outline, rng, 0.012 * head.scale), look.hair)
         return
-    canvas.fill(HAIR, outline, look.hair)
+    canvas.fill(Part.hair, outline, look.hair)
     size = head.scale * rng.uniform(0.08, 0.16)
     steps = np.linspace(0, len(outline) - 1, 46).astype(int)
     for point, tone in zip(outline[steps], rng.uniform(0.8, 1.2, len(steps)), strict=True):
-        canvas.disc(HAIR, point + rng.normal(0, 0.02, 2) * head.scale, size, shade(look.hair, tone))
+        curl = point + rng.normal(0, 0.02, 2) * head.scale
+        canvas.disc(Part.hair, curl, size, shade(look.hair, tone))
 
 
 def draw_front_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
@@ -303,9 +285,9 @@ def draw_front_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: 
         above = hull(
             np.concatenate([top, edge[[0, -1]], edge[[5]] - np.array([0, 0.08]) * head.scale])
         )
-        canvas.fill(HAIR, above, look.hair)
+        canvas.fill(Part.hair, above, look.hair)
         middle = head.project(head.face(np.stack([x[::-1], np.full(len(x), -0.85)], 1), 0.06))
-        canvas.fill(HAIR, np.concatenate([edge, middle]), look.hair)
+        canvas.fill(Part.hair, np.concatenate([edge, middle]), look.hair)
     if look.style in ("bob", "long"):
         for side, shown in zip((-1, 1), look.ears_shown, strict=True):
             _draw_lock(canvas, rng, head, look, side, wide=not shown)
@@ -337,7 +319,7 @@ def _draw_lock(
         )
     )
     outline = np.concatenate([front, tip, head.project(outer)])
-    canvas.fill(HAIR, smooth(outline, 2), shade(look.hair, rng.uniform(0.88, 1.1)))
+    canvas.fill(Part.hair, smooth(outline, 2), shade(look.hair, rng.uniform(0.88, 1.1)))
 
 
 def _draw_single_hairs(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
@@ -348,7 +330,7 @@ def _draw_single_hairs(canvas: Canvas, rng: np.random.Generator, head: Head, loo
     away = (starts - head.centre) * rng.uniform(0.02, 0.11, (count, 1, 1))
     bend = rng.normal(0, 0.02, (count, 4, 2)) * head.scale
     lines = starts + np.linspace(-0.8, 1, 4)[:, None] * away + bend
-    canvas.line(HAIR, lines, shade(look.hair, rng.uniform(0.8, 1.2)), 0.004)
+    canvas.line(Part.hair, lines, shade(look.hair, rng.uniform(0.8, 1.2)), 0.004)
 
 
 def draw_hat(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
@@ -364,16 +346,16 @@ def draw_hat(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -
         face = smooth(hull(head.project(head.rings(low - 0.1, 0.97, 1.15, 1.0))))
         outline = hull(around)
         kept_image, kept_mask = canvas.image.copy(), canvas.mask.copy()
-        canvas.fill(HAT, outline, colour)
+        canvas.fill(Part.hat, outline, colour)
         within = canvas.within(face) != 0
         canvas.image[within], canvas.mask[within] = kept_image[within], kept_mask[within]
         return
     if look.hat in ("beanie", "brim"):
         crown = np.concatenate([crown, crown[:25] + np.array([0, rng.uniform(-0.35, -0.05), 0])])
-    canvas.fill(HAT, smooth(hull(head.project(crown))), colour)
+    canvas.fill(Part.hat, smooth(hull(head.project(crown))), colour)
     if look.hat == "beanie":
         band = head.rings(low - 0.16, low, np.pi, grown * 1.03)
-        canvas.fill(HAT, hull(head.project(band)), shade(colour, rng.uniform(0.65, 1.3)))
+        canvas.fill(Part.hat, hull(head.project(band)), shade(colour, rng.uniform(0.65, 1.3)))
     else:
         reach = rng.uniform(1.35, 1.8) if look.hat == "brim" else 1.0
         a = np.linspace(0, 2 * np.pi, 40)
@@ -381,7 +363,7 @@ def draw_hat(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -
         if look.hat == "cap":
             z = np.where(z > 0, z * rng.uniform(1.5, 1.9), z)
         brim = np.stack([np.sin(a) * 0.72 * max(reach, 1.02), np.full(40, low), z], 1)
-        canvas.fill(HAT, hull(head.project(brim)), shade(colour, rng.uniform(0.6, 1.1)))
+        canvas.fill(Part.hat, hull(head.project(brim)), shade(colour, rng.uniform(0.6, 1.1)))
 
 
 def _curve(head: Head, xs: np.ndarray, ys: np.ndarray, lift: float = 0.0) -> Points:
@@ -404,7 +386,7 @@ def draw_ear(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
     )
     outline = head.project(points)
     skin = shade(look.skin, rng.uniform(0.82, 1.02))
-    canvas.fill(L_EAR if side < 0 else R_EAR, outline, skin)
+    canvas.fill(Part.l_ear if side < 0 else Part.r_ear, outline, skin)
     centre = outline.mean(0)
     canvas.fill(None, centre + (outline - centre) * 0.6, shade(skin, 0.78))
     canvas.fill(None, centre + (outline - centre) * 0.42, shade(skin, 0.95))
@@ -413,14 +395,14 @@ def draw_ear(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
     lobe = outline[np.argmax(outline[:, 1])]
     metal = _METALS[rng.integers(len(_METALS))]
     if look.earrings == "stud":
-        canvas.disc(EARRING, lobe, head.scale * rng.uniform(0.04, 0.06), metal)
+        canvas.disc(Part.earring, lobe, head.scale * rng.uniform(0.04, 0.06), metal)
     elif look.earrings == "hoop":
         radius = head.scale * rng.uniform(0.08, 0.18)
         ring = np.stack([np.sin(a) * 0.7, np.cos(a) + 1], 1) * radius
-        canvas.line(EARRING, lobe + ring, metal, head.scale * 0.04, closed=True)
+        canvas.line(Part.earring, lobe + ring, metal, head.scale * 0.04, closed=True)
     else:
         drop = np.array([(0, 0), (0.05, 0.18), (0, 0.3), (-0.05, 0.18)]) * head.scale
-        canvas.fill(EARRING, lobe + drop * rng.uniform(0.8, 1.5), metal)
+        canvas.fill(Part.earring, lobe + drop * rng.uniform(0.8, 1.5), metal)
 
 
 def draw_eye(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, side: int) -> None:
@@ -433,7 +415,7 @@ def draw_eye(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
     t = np.linspace(-1, 1, 9)
     up = _curve(head, x0 + across * t, _EYE_Y - high * (1 - t**2) - side * slant * t)
     low = _curve(head, x0 + across * t, _EYE_Y + 0.75 * high * (1 - t**2) - side * slant * t)
-    part = L_EYE if side < 0 else R_EYE
+    part = Part.l_eye if side < 0 else Part.r_eye
     lash = shade(mix(look.brow, (20, 20, 25), 0.7), 0.8)
     outline = np.concatenate([up, low[::-1]])
     hollow = outline.mean(0) + (outline - outline.mean(0)) * np.array([1.45, 2.4])
@@ -442,7 +424,9 @@ def draw_eye(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
         canvas.line(part, up, lash, head.scale * 0.045)
         return
     canvas.fill(part, outline, shade((232, 236, 240), rng.uniform(0.75, 1)))
-    gaze = np.array([x0 + look_aside(rng) * across, _EYE_Y + rng.normal(0, 0.015)])
+    gaze = np.array(
+        [x0 + np.clip(rng.normal(0, 0.18), -0.5, 0.5) * across, _EYE_Y + rng.normal(0, 0.015)]
+    )
     around = np.linspace(0, 2 * np.pi, 16, endpoint=False)
     for radius, colour in ((0.075, look.iris), (0.036, (12, 10, 10))):
         ball = gaze + radius * np.stack([np.cos(around), np.sin(around)], 1)
@@ -458,11 +442,6 @@ def draw_eye(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
     canvas.line(None, fold, shade(look.skin, 0.72), head.scale * 0.012)
 
 
-def look_aside(rng: np.random.Generator) -> float:
-    """Draw the iris's place between the corners of the lids, -1 to 1."""
-    return float(np.clip(rng.normal(0, 0.18), -0.5, 0.5))
-
-
 def draw_brow(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, side: int) -> None:
     """Draw a brow, a band that is thin at its outer end."""
     x0 = side * 0.31
@@ -473,7 +452,7 @@ def draw_brow(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, 
     middle = height - arch * (1 - (t - 0.3) ** 2) + 0.02 * (t + 1) * look.age
     half = thick * (0.75 - 0.45 * t) * 0.5 + 0.008
     up, low = _curve(head, xs, middle - half, 0.02), _curve(head, xs, middle + half, 0.02)
-    part = L_BROW if side < 0 else R_BROW
+    part = Part.l_brow if side < 0 else Part.r_brow
     canvas.fill(part, np.concatenate([up, low[::-1]]), look.brow)
 
 
@@ -493,7 +472,7 @@ def draw_nose(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) 
     points[:, 2] += np.roll(np.concatenate([lift, lift[::-1]]), 1)
     tip = head.face(np.array([(0.0, long * 0.93)]), out)
     outline = smooth(hull(head.project(np.concatenate([points, tip]))), 1)
-    canvas.fill(NOSE, outline, shade(look.skin, rng.uniform(0.93, 1.06)))
+    canvas.fill(Part.nose, outline, shade(look.skin, rng.uniform(0.93, 1.06)))
     lit = -1 if rng.random() < 0.5 else 1
     ridge = head.project(points[[0, 9, 8, 7] if lit > 0 else [1, 2, 3, 4]])
     canvas.line(None, ridge, shade(look.skin, rng.uniform(0.72, 0.9)), head.scale * 0.03)
@@ -524,12 +503,12 @@ def draw_mouth(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look)
     inner_low = _curve(head, x, y0 + bend + 0.6 * opened * arc, 0.05)
     low = _curve(head, x, y0 + bend + (full_low + 0.6 * opened) * arc, 0.05)
     if opened:
-        canvas.fill(MOUTH, np.concatenate([inner_top, inner_low[::-1]]), (35, 25, 70))
+        canvas.fill(Part.mouth, np.concatenate([inner_top, inner_low[::-1]]), (35, 25, 70))
         if rng.random() < 0.75:
             teeth = inner_top + (inner_low - inner_top) * rng.uniform(0.3, 0.8)
             canvas.fill(None, np.concatenate([inner_top, teeth[::-1]]), (222, 230, 235))
-    canvas.fill(U_LIP, np.concatenate([top, inner_top[::-1]]), shade(look.lip, 0.88))
-    canvas.fill(L_LIP, np.concatenate([inner_low, low[::-1]]), look.lip)
+    canvas.fill(Part.u_lip, np.concatenate([top, inner_top[::-1]]), shade(look.lip, 0.88))
+    canvas.fill(Part.l_lip, np.concatenate([inner_low, low[::-1]]), look.lip)
     canvas.line(None, inner_low, shade(look.lip, 0.5), head.scale * 0.012)
     shine = inner_low[4:9] * 0.5 + low[4:9] * 0.5
     canvas.line(None, shine, shade(look.lip, rng.uniform(1.0, 1.4)), head.scale * 0.02)
@@ -587,15 +566,15 @@ def draw_glasses(canvas: Canvas, rng: np.random.Generator, head: Head, look: Loo
     for side in (-1, 1):
         outline = head.project(head.face(shape * radii + (side * 0.31, _EYE_Y + drop), 0.16))
         if dark:
-            canvas.fill(GLASSES, outline, lens)
+            canvas.fill(Part.glasses, outline, lens)
             shine = outline[[14, 17, 18]] * 0.8 + outline.mean(0) * 0.2
             canvas.fill(None, shine, shade(lens, rng.uniform(1, 2.5)))
-        canvas.line(GLASSES, outline, frame, width, closed=True)
+        canvas.line(Part.glasses, outline, frame, width, closed=True)
         hinge = (side * (0.31 + radii[0]), _EYE_Y + drop)
         if head.depth((side * 0.7, 0.0, 0.1)) > -0.3:
             ear = np.array([(side * float(head.half_width(0.0)) * 1.02, 0.0, 0.0)])
             arm = np.concatenate([head.face(np.array([hinge]), 0.16), ear])
-            canvas.line(GLASSES, head.project(arm), frame, width)
+            canvas.line(Part.glasses, head.project(arm), frame, width)
     bridge = head.face(
         np.array(
             [
@@ -606,4 +585,4 @@ def draw_glasses(canvas: Canvas, rng: np.random.Generator, head: Head, look: Loo
         ),
         0.18,
     )
-    canvas.line(GLASSES, head.project(bridge), frame, width)
+    canvas.line(Part.glasses, head.project(bridge), frame, width)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.env_service.sources.faces.canvas import Canvas
+from murmur.env_service.sources.faces.classes import Part
 from murmur.env_service.sources.faces.person import Look
 
 Tile = NDArray[np.uint8]  # [T, T], 128 leaves what it is laid on unchanged
@@ -68,29 +69,24 @@ def make_textures(size: int) -> Textures:
     )
 
 
-def weave_into(
-    canvas: Canvas,
-    rng: np.random.Generator,
-    textures: Textures,
-    look: Look,
-    parts: tuple[int, int, int],
-) -> None:
+def weave_into(canvas: Canvas, rng: np.random.Generator, textures: Textures, look: Look) -> None:
     """Apply textures to hair, hat, cloth and everything else."""
     import cv2
 
     size = canvas.size
-    hair, hat, cloth = parts
     gain = textures.cut(textures.grain, size, rng).copy()
     slow = textures.cut(textures.cloud, size, rng)
     cv2.addWeighted(gain, rng.uniform(0.3, 1), slow, rng.uniform(0.2, 0.7), 0, dst=gain)
     cv2.add(gain, float(128 - cv2.mean(gain)[0]), dst=gain)
     strands = textures.strands[int(rng.integers(_ANGLES))]
-    cv2.copyTo(textures.cut(strands, size, rng), cv2.compare(canvas.mask, hair, cv2.CMP_EQ), gain)
+    cv2.copyTo(
+        textures.cut(strands, size, rng), cv2.compare(canvas.mask, Part.hair, cv2.CMP_EQ), gain
+    )
     if look.pattern != "plain":
         woven = _pattern(look.pattern, size, rng)
-        cv2.copyTo(woven, cv2.compare(canvas.mask, cloth, cv2.CMP_EQ), gain)
+        cv2.copyTo(woven, cv2.compare(canvas.mask, Part.cloth, cv2.CMP_EQ), gain)
         if rng.random() < 0.4:
-            cv2.copyTo(woven, cv2.compare(canvas.mask, hat, cv2.CMP_EQ), gain)
+            cv2.copyTo(woven, cv2.compare(canvas.mask, Part.hat, cv2.CMP_EQ), gain)
     cv2.multiply(canvas.image, cv2.merge([gain] * 3), dst=canvas.image, scale=1 / 128)
 
 

@@ -19,7 +19,13 @@ from murmur.env_service.envs.spread.environment import Config, Spread
 from murmur.env_service.metrics import METRICS, WorkerMetrics
 from murmur.env_service.sessions.expert import Expert
 from murmur.env_service.sessions.ranks import Ranks
-from murmur.env_service.sessions.worker import Stream, WorkerSession, run_sessions, run_until
+from murmur.env_service.sessions.worker import (
+    Stream,
+    WorkerSession,
+    hello_of,
+    run_sessions,
+    run_until,
+)
 from murmur.env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
 from murmur.env_service.watchdog.heartbeat import Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
@@ -345,7 +351,7 @@ def test_cancelled_session_keeps_no_stream() -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stream = Stream(channel, spread.spec, 4, metrics)
             streams.append(weakref.ref(stream))
-            await stream.open("cancelled", pb.MODE_TRAIN)
+            await stream.greet(hello_of(spread.spec, 4, "cancelled", pb.MODE_TRAIN))
             await stream.exchange(spread.reset(np.arange(4, dtype=np.uint64)))
 
     async def main(learner: TinyLearner) -> None:

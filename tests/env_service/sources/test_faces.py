@@ -5,16 +5,7 @@ import pytest
 
 from murmur.env_service.sources.faces import Config, build
 from murmur.env_service.sources.faces.camera import middle
-from murmur.env_service.sources.faces.classes import (
-    CLASSES,
-    FLIP_PAIRS,
-    L_BROW,
-    L_EAR,
-    L_EYE,
-    R_BROW,
-    R_EAR,
-    R_EYE,
-)
+from murmur.env_service.sources.faces.classes import CLASSES, FLIP_PAIRS, Part
 from murmur.env_service.sources.faces.person import Head, rotation
 from murmur.env_service.sources.source import make_source, read_sample
 from murmur.shared.config import PluginConfig
@@ -95,7 +86,11 @@ def test_parts_of_the_left_are_on_the_left(samples: list[dict[str, Array]]) -> N
             if min(np.sum(mask == left), np.sum(mask == right)) > 8:
                 middles = [np.argwhere(mask == part)[:, 1].mean() for part in (left, right)]
                 apart[left, right].append(middles[1] - middles[0])
-    assert set(apart) == {(L_EYE, R_EYE), (L_BROW, R_BROW), (L_EAR, R_EAR)}
+    assert set(apart) == {
+        (Part.l_eye, Part.r_eye),
+        (Part.l_brow, Part.r_brow),
+        (Part.l_ear, Part.r_ear),
+    }
     for found in apart.values():
         assert len(found) >= 5
         assert min(found) > 0

@@ -11,7 +11,7 @@ from murmur.env_service.checks import assert_environment
 from murmur.env_service.compiled import compiled
 from murmur.env_service.envs.terrain import BASELINES, Config, make
 from murmur.env_service.envs.terrain.environment import TerrainEnvironment
-from murmur.env_service.envs.terrain.gain import expected_gains, sampled
+from murmur.env_service.envs.terrain.simulation import expected_gains, sampled
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
 from murmur.shared.wire.timestep import StepType, TimeStep
