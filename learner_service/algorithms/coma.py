@@ -44,7 +44,7 @@ from murmur.learner_service.learning.minibatches import (
     imitation,
     recurrent_states,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, RecurrentStates
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 from murmur.learner_service.learning.policies import ComaPolicy
 from murmur.learner_service.learning.returns import (
     bounded_log,
@@ -55,6 +55,7 @@ from murmur.learner_service.learning.returns import (
     taken,
     target_of,
 )
+from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
 from murmur.learner_service.storage.rollout import Rollout, transitions
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION

@@ -30,7 +30,7 @@ from murmur.learner_service.learning.minibatches import (
     average_over_expert_rows,
     imitation,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, RecurrentStates
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 from murmur.learner_service.learning.policies import (
     Actor,
     MappoPolicy,
@@ -47,6 +47,7 @@ from murmur.learner_service.learning.returns import (
     of_agents,
     vtrace_returns,
 )
+from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN

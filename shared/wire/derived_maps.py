@@ -9,12 +9,9 @@ channel that never changes is sent once, in the spec.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from murmur.shared.process.errors import SpecError
-
-if TYPE_CHECKING:
-    from murmur.shared.wire.spec import ArraySpec
 
 Kind = Literal["copy", "fill", "constant", "entropy"]
 MAX_CHANNELS = 4_096  # of a derived map
@@ -59,16 +56,24 @@ class DerivedMap:
         return (channel.source for channel in self.channels if channel.source)
 
 
+@dataclass(frozen=True, slots=True)
+class MapShape:
+    """Shape of a derived map: (C, H, W), per agent or shared by all agents."""
+
+    shape: tuple[int, int, int]
+    per_agent: bool
+
+
 def check_derived(
     derived: DerivedMap,
-    find: Callable[[str], "ArraySpec | None"],
+    find: Callable[[str], tuple[tuple[int, ...], str, bool] | None],
     num_agents: int,
-) -> tuple[tuple[int, int, int], bool]:
-    """Check a derived map against its sources; return its shape, and whether it is per agent.
+) -> MapShape:
+    """Check a derived map against its sources, and return its shape.
 
     Args:
         derived: map to check.
-        find: function from the name of an observation to its spec, or None.
+        find: function from the name of an observation to (shape, dtype, per_agent), or None.
         num_agents: number of agents A.
 
     Raises:
@@ -91,13 +96,13 @@ def check_derived(
         found = find(channel.source)
         if found is None:
             raise SpecError(f"{where} is computed from '{channel.source}', which does not travel")
-        shape = found.shape
-        owners.add(found.per_agent)
+        shape, dtype, per_agent = found
+        owners.add(per_agent)
         rank = 1 if channel.kind == "fill" else 3
-        if len(shape) != rank or found.dtype != "float32" or not 0 <= channel.index < shape[0]:
+        if len(shape) != rank or dtype != "float32" or not 0 <= channel.index < shape[0]:
             raise SpecError(
                 f"{where} needs entry {channel.index} of '{channel.source}', a float32 array with "
-                f"{rank} dimension{'s' * (rank > 1)}; it is {found.dtype} {shape}"
+                f"{rank} dimension{'s' * (rank > 1)}; it is {dtype} {shape}"
             )
         if rank == 3:
             sizes.add((shape[1], shape[2]))
@@ -107,7 +112,7 @@ def check_derived(
             f"all shared; its maps are {sorted(sizes)}, per agent: {sorted(owners)}"
         )
     height, width = sizes.pop()
-    return (len(derived.channels), height, width), owners.pop()
+    return MapShape((len(derived.channels), height, width), owners.pop())
 
 
 def _check_values(where: str, channel: Channel, num_agents: int) -> None:

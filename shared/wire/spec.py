@@ -306,8 +306,13 @@ class EnvSpec:
             SpecError: if it cannot be computed from the observations.
         """
         check_name("derived map", derived.name)
-        shape, per_agent = check_derived(derived, self.observation, self.num_agents)
-        return ArraySpec(derived.name, "float32", shape, per_agent)
+
+        def find(name: str) -> tuple[tuple[int, ...], str, bool] | None:
+            found = self.observation(name)
+            return None if found is None else (found.shape, found.dtype, found.per_agent)
+
+        found = check_derived(derived, find, self.num_agents)
+        return ArraySpec(derived.name, "float32", found.shape, found.per_agent)
 
 
 def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:

@@ -10,7 +10,7 @@ from murmur.shared.process.errors import ConfigError
 
 ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": None}
-AN_UPDATE_A_ROW = {"replay": {"update_interval": 1}}
+ONE_AGENT = {"replay": {"update_interval": 1}, "gamma": 0.99}
 DQN = {
     "replay": {"update_interval": 2},
     "epsilon_env_steps": 10_000,
@@ -20,13 +20,13 @@ DQN = {
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
     "ppo": ("mappo", ALONE),
-    "vdn": ("qmix", {"mixer": "vdn", "gamma": 0.99}),
+    "vdn": ("qmix", {"mixer": "vdn"}),
     "iql": ("qmix", {"mixer": "none", **DQN}),
     "qplex": ("qmix", {"mixer": "qplex", "mixer_hidden": 64}),
-    "ddpg": ("maddpg", {**ALONE, **AN_UPDATE_A_ROW}),
+    "ddpg": ("maddpg", {**ALONE, **ONE_AGENT}),
     "matd3": ("maddpg", TD3),
-    "td3": ("maddpg", {**TD3, **ALONE, **AN_UPDATE_A_ROW}),
-    "sac": ("masac", {**ALONE, **AN_UPDATE_A_ROW}),
+    "td3": ("maddpg", {**TD3, **ALONE, **ONE_AGENT}),
+    "sac": ("masac", {**ALONE, **ONE_AGENT}),
 }
 
 
