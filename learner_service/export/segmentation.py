@@ -13,11 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from murmur.learner_service.algorithms.segmentation import (
-    Segmentation,
-    SegmentationPolicy,
-    network_input,
-)
+from murmur.learner_service.algorithms.segmentation import Segmentation, network_input
 from murmur.learner_service.checkpoint.contents import buildable_config, saved_source
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
@@ -31,6 +27,7 @@ from murmur.learner_service.export.policy import (
 )
 from murmur.learner_service.layers.resizing import picture_weights, resize
 from murmur.learner_service.learning.supervised import build_supervised, image_size
+from murmur.learner_service.learning.supervised_network import NetworkPolicy
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import CheckpointError, ResourceError
 from murmur.shared.wire.samples import IMAGE, MASK, SampleSpec
@@ -52,7 +49,7 @@ class Segmenter(nn.Module):
     side_0: Tensor
     side_1: Tensor
 
-    def __init__(self, policy: SegmentationPolicy, size: tuple[int, int]) -> None:
+    def __init__(self, policy: NetworkPolicy, size: tuple[int, int]) -> None:
         """Take over the policy's network.
 
         Args:

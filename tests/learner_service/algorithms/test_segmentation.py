@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from murmur.learner_service.algorithms.segmentation import (
     Config,
     Segmentation,
-    averaged,
-    decay_after,
-    follow,
-    learning_rate,
     masks_of,
     network_input,
 )
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.supervised import build_supervised
+from murmur.learner_service.learning.supervised_network import (
+    averaged,
+    decay_after,
+    follow,
+    learning_rate,
+)
 from murmur.learner_service.storage.samples import SampleBatch
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
@@ -47,7 +49,7 @@ SPEC = SampleSpec(
 )
 HERE = {
     "learned*": "the test reads what updates give",
-    "Segmentation.__init__*": "before training",
+    "SupervisedNetwork.__init__*": "before training",
 }
 UNET = {"name": "unet", "channels": (8, 8), "groups": 2}
 SEGFORMER = {
