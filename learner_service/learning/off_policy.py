@@ -319,6 +319,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             self.extras,
             self._group.own_seed(self._seed + 2),
             team=self._team,
+            section="algorithm.replay",
             memory_size=self.memory_size,
             frames=self.frames,
             group=self._group,

@@ -51,7 +51,6 @@ from murmur.shared.wire.dataset import OBSERVATION, Dataset, Episodes
 from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
-_SECTION = "algorithm.replay"  # for messages
 _BRANCHES = 128
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
@@ -339,6 +338,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         seed: int,
         *,
         team: bool = False,
+        section: str = "replay",
         memory_size: int = 0,
         frames: Frames | None = None,
         group: Group = ALONE,
@@ -356,6 +356,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             extras: name -> shape of the policy's outputs beside the action.
             seed: seed of the sampling.
             team: whether the team's value is learned: what the dead get is then the team's too.
+            section: dotted name of the section that `config` is of, for messages.
             memory_size: numbers of an agent's recurrent state, kept of each column's first time
                 step.
             frames: images to stack, if any.
@@ -368,7 +369,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             SpecError: if it has it for the ring, but not for a batch beside it.
         """
         super().__init__(spec, config.unroll_steps, device, extras, memory_size, frames)
-        self._config = config
+        self._config, self._section = config, section
         self._group, self._gamma = group, gamma
         self._max_unrolls_ahead = max_unrolls_ahead
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
@@ -405,7 +406,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         c = self._config
         if c.n_step > c.unroll_steps:
             raise ConfigError(
-                f"{_SECTION}.n_step={c.n_step} is more than unroll_steps="
+                f"{self._section}.n_step={c.n_step} is more than unroll_steps="
                 f"{c.unroll_steps}, the longest stretch kept together; raise unroll_steps"
             )
 
@@ -424,7 +425,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         for name, wanted in (("start_rows", c.start_rows), ("batch_size", c.batch_size)):
             if rows < wanted:
                 raise ConfigError(
-                    f"the replay has room for {rows} rows, fewer than {_SECTION}.{name}="
+                    f"the replay has room for {rows} rows, fewer than {self._section}.{name}="
                     f"{wanted}; raise capacity_rows or capacity_bytes, or lower {name}"
                 )
         free, need = room(device), columns * column
@@ -433,7 +434,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             raise ResourceError(
                 f"a replay of {rows:,} rows takes {need / 2**30:.1f} GiB, more than {_SHARE:.0%} "
                 f"of the {free / 2**30:.1f} GiB that {device} has free; set "
-                f"{_SECTION}.capacity_rows to at most {possible}"
+                f"{self._section}.capacity_rows to at most {possible}"
             )
         count(need)
         drawn = sum(  # stacks of frames, and those of the observation that follows
@@ -446,7 +447,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             c.batch_size * drawn * batches,
             f"a batch of {c.batch_size:,} rows drawn from the replay, each of "
             f"{drawn:,} bytes with its next observations,",
-            f"lower {_SECTION}.batch_size, or observe less (environment.resize, gray)",
+            f"lower {self._section}.batch_size, or observe less (environment.resize, gray)",
             device,
         )
         self._columns, self._chunk_columns = columns, max(1, _CHUNK_BYTES // column)
@@ -519,7 +520,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         """
         if not self._config.dataset:
             return
-        key, ranks = f"{_SECTION}.dataset", self._group.size
+        key, ranks = f"{self._section}.dataset", self._group.size
         dataset = Dataset(self._config.dataset, key)
         dataset.require_spec(self.spec)
         number = transitions = 0
@@ -531,7 +532,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             if self._filled + math.ceil((rows - 1) / self.length) > self._columns:
                 raise ConfigError(
                     f"{key}={self._config.dataset}: its {dataset.num_transitions:,} transitions of "
-                    f"{dataset.num_episodes:,} episodes do not fit into {_SECTION}."
+                    f"{dataset.num_episodes:,} episodes do not fit into {self._section}."
                     f"capacity_rows={self._config.capacity_rows * ranks}; set it to "
                     f"{dataset.columns(self.length) * self.length} or more, and capacity_bytes to 0"
                 )
@@ -609,7 +610,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         return (
             f"replay: {updates} update{'s' * (updates > 1)} of {ranks * self._config.batch_size:,} "
             f"rows for every {ranks * interval:,} new rows{learners} "
-            f"({_SECTION}.update_interval), after the first {ranks * start:,}"
+            f"({self._section}.update_interval), after the first {ranks * start:,}"
         )
 
     @property
@@ -949,7 +950,7 @@ class SequenceReplay(ReplayStorage):
         ):
             if value != only:
                 raise ConfigError(
-                    f"{_SECTION}.{name}={str(value).lower()} is not supported with a "
+                    f"{self._section}.{name}={str(value).lower()} is not supported with a "
                     f"recurrent network: it is for single rows, and memory is learned from "
                     f"whole sequences; set it to {str(only).lower()}, or network.recurrent=0"
                 )
@@ -960,7 +961,7 @@ class SequenceReplay(ReplayStorage):
             )
         if c.dataset:
             raise ConfigError(
-                f"{_SECTION}.dataset={c.dataset} is not supported with a recurrent network: a "
+                f"{self._section}.dataset={c.dataset} is not supported with a recurrent network: a "
                 "dataset has no recurrent states, with which sequences begin; set "
                 "network.recurrent=0, or leave it out"
             )

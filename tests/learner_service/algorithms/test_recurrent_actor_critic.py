@@ -176,8 +176,8 @@ def shake(network: nn.Module) -> None:
 def test_an_update_of_maddpg_equals_a_plain_one(
     name: str, action: Action, cell: str, share: bool
 ) -> None:
-    rates = {"actor_lr": 1e-2, "critic_lr": 1e-2, "target_tau": 0.1}
-    fast = make(name, action, cell, policy_delay=1, share_parameters=share, **rates)
+    options = {"actor_lr": 1e-2, "critic_lr": 1e-2, "target_tau": 0.1, "actor_gradient": "gumbel"}
+    fast = make(name, action, cell, policy_delay=1, share_parameters=share, **options)
     assert isinstance(fast, Maddpg)
     batch, c = some_sequences(fast), fast._config
     shake(fast.target_actor)

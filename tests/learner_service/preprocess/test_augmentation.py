@@ -9,7 +9,7 @@ from torch import Tensor
 
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
-from murmur.learner_service.learning.minibatches import Minibatch
+from murmur.learner_service.learning.minibatches import Minibatch, Pass
 from murmur.learner_service.preprocess.augment.base import Augment
 from murmur.learner_service.preprocess.augment.symmetry import Symmetries
 from murmur.learner_service.preprocess.transform import Transforms
@@ -203,20 +203,23 @@ def test_every_algorithm_learns_from_changed_rows() -> None:
         assert not all(map(torch.equal, *weights)), options["name"]
 
 
-def test_first_pass_sees_rows_as_they_are_and_later_ones_do_not() -> None:
+def test_first_pass_sees_rows_as_they_are_and_later_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     algorithm = build(DISCRETE, {**ON_POLICY["mappo"], "data_passes": 3}, "symmetry")
     seen: list[float] = []
-    evaluate = algorithm._evaluate  # type: ignore[attr-defined]
+    minibatch = Pass.at
 
-    def kept(rows: Minibatch, *of: Any) -> Any:
+    def kept(of: Pass, i: int) -> Minibatch:
+        rows = minibatch(of, i)
         vector = rows.actor.vector
         assert vector is not None
         seen.append(float((vector[..., 0] == 1).float().mean()))
         mirrored = (vector[..., 0] == -1).unsqueeze(-1)
         assert not (mirrored & (rows.columns["action"].unsqueeze(-1) == 2)).any()
-        return evaluate(rows, *of)
+        return rows
 
-    algorithm._evaluate = kept  # type: ignore[attr-defined]
+    monkeypatch.setattr(Pass, "at", kept)
     algorithm.update(rollout(0))
     assert seen[0] == 1
     assert all(0.2 < share < 0.8 for share in seen[1:])

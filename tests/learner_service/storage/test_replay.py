@@ -29,7 +29,9 @@ def replay(ahead: int | None = None, seed: int = 0, **options: Any) -> ReplaySto
         "unroll_steps": 4,
         **options,
     }
-    return ReplayStorage(ReplayConfig(**settings), SPEC, GAMMA, ahead, CPU, {}, seed)
+    return ReplayStorage(
+        ReplayConfig(**settings), SPEC, GAMMA, ahead, CPU, {}, seed, section="algorithm.replay"
+    )
 
 
 def put(

@@ -89,6 +89,7 @@ def replay(
         CPU,
         {},
         0,
+        section="algorithm.replay",
         frames=find_frames(depth, spec),
     )
 
