@@ -4,7 +4,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -28,13 +27,11 @@ _CPU = torch.device("cpu")
 _BY_VARIABLES = "env://"  # torch's name for them
 
 
-@dataclass(eq=False)
 class Group:
     """All learners of a run; each calls the same methods in the same order.
 
-    `ALONE`, `from_environment` and `join` make one. A group of one returns at once and launches
-    nothing. Tensors travel by NCCL on CUDA and by gloo on a CPU; numbers of the host always travel
-    by gloo. Only the thread that learns calls it.
+    A group of one returns at once and launches nothing. Tensors travel by NCCL on CUDA and by gloo
+    on a CPU; numbers of the host always travel by gloo. Only the thread that learns calls it.
 
     Attributes:
         rank: rank of this learner, 0 to size - 1.
@@ -46,14 +43,21 @@ class Group:
         device: device that this rank learns on.
     """
 
-    rank: int
-    size: int
-    store: "Store | None" = None
-    device: torch.device = _CPU
-    calls: int = field(init=False, default=0)
-    bytes: int = field(init=False, default=0)
-    waited_s: float = field(init=False, default=0.0)
-    _holders: list[Callable[[], None]] = field(init=False, default_factory=list)
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: "Store | None" = None,
+        device: torch.device = _CPU,
+    ) -> None:
+        """Use `ALONE`, `from_environment` or `join`."""
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.calls = self.bytes = 0
+        self.waited_s = 0.0
+        self.store = store
+        self._holders: list[Callable[[], None]] = []
 
     @classmethod
     def from_environment(cls, device: torch.device, timeout_s: float) -> "Group":
