@@ -23,7 +23,7 @@ from murmur.cli import app
 from murmur.env_service.environment import make_environment
 from murmur.env_service.sessions.worker import guarded_environment
 from murmur.env_service.watchdog.faults import FaultCount
-from murmur.learner_service.checkpoint import spec_text
+from murmur.learner_service.checkpoint.contents import spec_text
 from murmur.learner_service.checkpoint.resize import with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm

@@ -345,6 +345,12 @@ class Simulation:
         """Join the group's next update, if an update is due here and none is under way."""
         if rank.updating or rank.waiting or not rank.storage.ready:
             return
+        dropped = rank.storage.dropped
+        due = rank.storage.due(rank.version, 0.0)
+        if rank.storage.dropped > dropped:  # rows that were too old made room
+            self._wake(rank)
+        if not due:
+            return
         now = self.engine.now
         rank.waiting = True
         rank.began = now

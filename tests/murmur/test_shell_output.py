@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.runs.child import child_environment, start_process
+from murmur.runs.child import Child, child_environment
 from murmur.shared.process.errors import ResourceError
 
 TALKS = """
@@ -88,8 +88,6 @@ def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
 def test_a_process_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("")
-    with (
-        (tmp_path / "log").open("wb") as log,
-        pytest.raises(ResourceError, match=f"cannot start learner: {python}: Permission denied"),
-    ):
-        start_process("learner", [str(python)], log, {})
+    child = Child("learner", lambda _: [str(python)], tmp_path / "log")
+    with pytest.raises(ResourceError, match=f"cannot start learner: {python}: Permission denied"):
+        child.start()

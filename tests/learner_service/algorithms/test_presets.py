@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from murmur.shared.config.plugins import load_plugin
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.plugins import load_plugin, resolve_plugin
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError
 
@@ -38,6 +39,28 @@ def test_a_preset_is_another_algorithm_with_options(name: str) -> None:
     assert preset.Config().model_dump() == whole.Config(**options).model_dump()
     assert preset.Config(gamma=0.5).gamma == 0.5
     assert preset.__doc__ != whole.__doc__
+
+
+@pytest.mark.parametrize(
+    ("names", "gamma"),
+    [
+        (("qmix", "qplex", "vdn", "maddpg", "matd3", "masac"), 0.95),
+        (("iql", "ddpg", "td3", "sac"), 0.99),
+    ],
+)
+def test_teams_discount_more_than_agents_by_themselves(
+    names: tuple[str, ...], gamma: float
+) -> None:
+    assert {load_plugin("algorithm", name).Config().gamma for name in names} == {gamma}
+
+
+@pytest.mark.parametrize("name", ["maddpg", "matd3", "ddpg", "td3"])
+def test_presets_of_before_an_option_climb_as_they_did(name: str) -> None:
+    whole = resolve_plugin("algorithm", PluginConfig(name=name)).config
+    assert resolve_plugin("algorithm", whole).options.actor_gradient is None
+    before = {key: value for key, value in whole.options.items() if key != "actor_gradient"}
+    run = resolve_plugin("algorithm", PluginConfig(name=name, **before))
+    assert run.options.actor_gradient == "gumbel"
 
 
 def test_defaults_of_a_section_hold_beside_what_is_set() -> None:

@@ -266,7 +266,7 @@ def after_playing(name: str, seed: int, updates: int) -> tuple[float, Tensor]:
     obs = {"one": torch.ones(9, 2, 1)}
     first, second = policy.act(obs, None)["action"][0].tolist()
     with torch.no_grad():
-        q = algorithm._q(algorithm.values.agents, obs)
+        q = algorithm._outputs(algorithm.values.agents, obs)
         values = algorithm._mix(algorithm.values, q, joint, None, obs).view(3, 3)
     return QTRAN[first][second], values
 

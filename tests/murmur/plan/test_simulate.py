@@ -108,6 +108,16 @@ def test_lag_one_hides_the_shorter_of_acting_and_learning() -> None:
     assert seen.lag == pytest.approx(1, abs=0.01)
 
 
+def test_rows_that_a_slow_worker_brings_too_late_are_dropped() -> None:
+    # Unrolls of one step: while a worker takes long, the others bring more updates than the lag.
+    costs = replace(COSTS, update_s=1e-5, jitter=1.0)
+    learning = Flight(unroll_steps=1, unrolls_per_update=8, max_policy_lag=2)
+    simulation = Simulation(replace(ONE, workers=4, learning=learning, costs=costs), SHORT)
+    seen = simulation.run()
+    assert simulation.ranks[0].storage.dropped > 0
+    assert 0 < seen.updates * 8 < seen.rows
+
+
 def test_sync_takes_turns_and_waits_for_all() -> None:
     # 2 workers step at once: 1 ms + 2 messages 0.2 + batch 0.1 + act 0.2 = 1.5 ms for 8 rows;
     # after 16 of them 50 ms of learning.
