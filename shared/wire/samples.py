@@ -149,7 +149,7 @@ def sample_difference(ours: SampleSpec, theirs: SampleSpec) -> str | None:
 def samples_to_proto(spec: SampleSpec) -> pb.SampleSpec:
     """Encode a SampleSpec as a protobuf message, which has the dataclass's fields."""
     pairs = [index for pair in spec.flip_pairs for index in pair]
-    return pb.SampleSpec(**{**to_fields(spec), "flip_pairs": pairs})
+    return pb.SampleSpec(**(to_fields(spec) | {"flip_pairs": pairs}))
 
 
 def samples_from_proto(message: pb.SampleSpec) -> SampleSpec:

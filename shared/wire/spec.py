@@ -554,7 +554,7 @@ def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
     if isinstance(spec.action, Composite):
         action["idle"] = [flag for flags in spec.action.idle for flag in flags]
     kind = type(spec.action).__name__.lower()
-    return pb.EnvSpec(**{**to_fields(spec), "action": {kind: action}})
+    return pb.EnvSpec(**(to_fields(spec) | {"action": {kind: action}}))
 
 
 def to_fields(value: Any) -> Any:  # noqa: ANN401 - of a dataclass
