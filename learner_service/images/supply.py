@@ -214,8 +214,8 @@ class _Session:
         desk: desk that the session belongs to.
         store: store of the samples.
         spec: spec of the samples.
-        context: stream.
-        stream: its place.
+        context: gRPC context of the stream.
+        stream: the stream's place and counts in admission.
         size: samples of one grant.
         window: most samples that the session may owe.
         open: grants that are not answered yet, oldest first.

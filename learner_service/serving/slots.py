@@ -23,7 +23,7 @@ from murmur.shared.wire.spec import MAX_ENVS, EnvSpec, action_layout
 MAX_REMEMBERED = MAX_ENVS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpenEpisode:
     """The episode under way in a slot, as the sync pipeline continues it.
 
@@ -88,7 +88,8 @@ class SlotTable:
     @property
     def num_counted(self) -> int:
         """Slots whose first row was counted before the checkpoint that the run resumed from."""
-        return sum(episode.counted for episode in self._open.values())
+        with self._lock:
+            return sum(episode.counted for episode in self._open.values())
 
     @property
     def all_waiting(self) -> bool:

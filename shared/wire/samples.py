@@ -2,14 +2,14 @@
 
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from murmur.shared.process.errors import SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES
-from murmur.shared.wire.spec import MAX_ARRAYS, ArraySpec, check_name, from_proto
+from murmur.shared.wire.spec import MAX_ARRAYS, ArraySpec, check_name, from_proto, to_fields
 
 SPLITS = ("train", "valid")
 IMAGE, MASK = "image", "mask"  # names with a fixed meaning
@@ -149,7 +149,7 @@ def sample_difference(ours: SampleSpec, theirs: SampleSpec) -> str | None:
 def samples_to_proto(spec: SampleSpec) -> pb.SampleSpec:
     """Encode a SampleSpec as a protobuf message, which has the dataclass's fields."""
     pairs = [index for pair in spec.flip_pairs for index in pair]
-    return pb.SampleSpec(**{**asdict(spec), "flip_pairs": pairs})
+    return pb.SampleSpec(**(to_fields(spec) | {"flip_pairs": pairs}))
 
 
 def samples_from_proto(message: pb.SampleSpec) -> SampleSpec:

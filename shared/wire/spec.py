@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -555,11 +555,19 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
 
 def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
     """Encode an EnvSpec as a protobuf message; the messages have the fields of the dataclasses."""
-    action = asdict(spec.action)
+    action = to_fields(spec.action)
     if isinstance(spec.action, Composite):
         action["idle"] = [flag for flags in spec.action.idle for flag in flags]
     kind = type(spec.action).__name__.lower()
-    return pb.EnvSpec(**{**asdict(spec), "action": {kind: action}})
+    return pb.EnvSpec(**(to_fields(spec) | {"action": {kind: action}}))
+
+
+def to_fields(value: Any) -> Any:  # noqa: ANN401 - of a dataclass
+    """Return a dataclass as the fields of its message; unlike `asdict`, copies no numbers."""
+    if is_dataclass(value):
+        return {field.name: to_fields(getattr(value, field.name)) for field in fields(value)}
+    parts = isinstance(value, tuple) and value and is_dataclass(value[0])
+    return [to_fields(part) for part in value] if parts else value
 
 
 def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
@@ -604,4 +612,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - of protobuf
     """Return a field's value as dataclasses hold it, with tuples and dataclasses inside."""
     if isinstance(value, Message):
         return from_proto(_PARTS[value.DESCRIPTOR.name], value)
-    return value if isinstance(value, str | int | float) else tuple(map(_plain, value))
+    if isinstance(value, str | int | float):
+        return value
+    entries = tuple(value)
+    # Numbers and texts are taken as they are: a Hello may hold a million.
+    return tuple(map(_plain, entries)) if entries and isinstance(entries[0], Message) else entries
