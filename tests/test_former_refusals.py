@@ -1,4 +1,4 @@
-"""What an earlier release refused is legal today, or is refused with what to do instead.
+"""Former refusals are legal today, or their messages say what to do instead.
 
 `ROWS` is the table "Formerly refused" of CHANGELOG.md. Each row is tried as a user would write it,
 up to the specs and networks of a run. Trainings of what is legal are tests of their own, named in
@@ -23,7 +23,7 @@ from murmur.cli import app
 from murmur.env_service.environment import make_environment
 from murmur.env_service.sessions.worker import guarded_environment
 from murmur.env_service.watchdog.faults import FaultCount
-from murmur.learner_service.checkpoint import spec_text
+from murmur.learner_service.checkpoint.contents import spec_text
 from murmur.learner_service.checkpoint.resize import with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
