@@ -1,4 +1,4 @@
-"""What an earlier release refused is legal today, or is refused with what to do instead.
+"""Former refusals are legal today, or their messages say what to do instead.
 
 `ROWS` is the table "Formerly refused" of CHANGELOG.md. Each row is tried as a user would write it,
 up to the specs and networks of a run. Trainings of what is legal are tests of their own, named in

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from murmur.env_service.adapters.casts import VECTOR, Path, Write, subject_of, write_box
 from murmur.env_service.adapters.factory import AdapterConfig
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.wire.spec import ACTION_MASK, STATE, ArraySpec
+from murmur.shared.wire.spec import ACTION_MASK, STATE, ArraySpec, shown_agents
 from murmur.shared.wire.timestep import Array
 
 Space = spaces.Space[Any]
@@ -229,7 +229,8 @@ def state_layout(space: Space, config: AdapterConfig, agents: Sequence[str] = ()
         return _states_layout([state_layout(space[agent], config) for agent in agents], agents)
     leaves = list(_leaves(space, (), STATE, config))
     if len(leaves) != 1 or leaves[0].path:
-        own = f", a Dict with a state of each agent ({', '.join(agents)})" if agents else ""
+        names = shown_agents(tuple(agents))
+        own = f", a Dict with a state of each agent ({names})" if agents else ""
         raise ConfigError(
             f"state() gives a {space}; give one array{own}, or set environment.state: false"
         )

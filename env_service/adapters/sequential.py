@@ -211,9 +211,8 @@ class SequentialVectorEnv(VectorEnvironment):
         self._teams = TeamReturns(teams_of(interface.agents, wanted, config.factory), n, a)
         metrics = (*self._teams.names, "length", *config.metrics)
         self.spec = interface.spec(metrics, config.max_episode_steps)
-        self._bound = (
-            self.spec.max_episode_steps or _FAR
-        )  # length at which an episode without an end is looked at
+        # Length at which an episode without an end is looked at.
+        self._bound = self.spec.max_episode_steps or _FAR
         self._timestep = blank_timestep(self.spec, n)
         self._arrays, self._metrics = self._timestep.observation, self._timestep.metrics
         self._step_type, self._discount = self._timestep.step_type, self._timestep.discount
