@@ -194,7 +194,7 @@ class Vmas(VectorEnvironment):
         seen, rewards, done, infos = self._env.step(actions)
         self._observe(seen, slice(None))
         for a, reward in enumerate(rewards):
-            self._timestep.reward[:, a] = reward.numpy()
+            self._timestep.reward[:, a] = reward.numpy().reshape(-1)  # some scenarios give [N, 1]
         ended = done.numpy() & self._config.until_done
         self._timestep.discount[ended] = 0
         self._timestep.step_type[ended | (self._steps >= self._config.max_episode_steps)] = (

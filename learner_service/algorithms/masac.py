@@ -57,7 +57,7 @@ class Config(options.CriticConfig, OffPolicyConfig):
 
     The temperature begins low and rises to keep the wanted entropy, as large rewards need within a
     few thousand updates. From 0.1 it falls for tens of thousands, and meanwhile six actions are
-    worth 0.1 log 6 / (1 - gamma) = 18 in entropy: a rare reward of 1 is not to be seen beside it.
+    worth 0.1 log 6 / (1 - gamma) = 3.6 in entropy: a rare reward of 1 is not to be seen beside it.
     """
 
     gamma: options.Gamma = 0.95
