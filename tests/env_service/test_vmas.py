@@ -37,6 +37,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "navigation": {"arguments": {"n_agents": 3}, "continuous": False},
     "simple_speaker_listener": {"continuous": False},
     "transport": {"arguments": {"n_agents": 2}},
+    "wheel": {},  # its rewards are [N, 1]
 }
 
 
