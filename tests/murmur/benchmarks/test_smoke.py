@@ -56,6 +56,7 @@ SLOW = (
     "remedies",
     "security",
     "sessions",
+    "snakes",
     "sources",
     "team_networks",
     "teams",
