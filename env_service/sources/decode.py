@@ -54,6 +54,7 @@ _JPEG_WARNING = re.compile(
 _PNG_WARNING = re.compile("libpng (error|warning): ")
 _TRAILING = re.compile(r"(\d+) extraneous bytes before marker 0xd9")  # the end of the image
 _MOST_TRAILING = 16  # bytes after the last block, which some encoders add
+_MARK = b"\0"
 _MOST_BYTES = 1 << 20  # printed while one file is decoded
 
 _lock = threading.Lock()  # there is one standard error
@@ -464,7 +465,9 @@ def _captured(lines: list[str]) -> Iterator[None]:
             yield
         finally:
             os.dup2(kept, 2)
-            text = os.pread(printed, _MOST_BYTES, 0)
+            # A write of another thread that has begun keeps the file locked: this one waits for it.
+            os.write(printed, _MARK)
+            text = os.pread(printed, _MOST_BYTES, 0).replace(_MARK, b"")
     if text:
         _sort(text, lines)
 

@@ -273,8 +273,8 @@ class Maddpg(OffPolicyAlgorithm):
                 f"'{spec.name}' has discrete ones; set it to 0"
             )
         self._target_noise = noise
-        exact = c.actor_gradient or ("exact" if self._actions.size <= _FEW_ACTIONS else "gumbel")
-        self._exact_gradient = discrete and exact == "exact"
+        gradient = c.actor_gradient or ("exact" if self._actions.size <= _FEW_ACTIONS else "gumbel")
+        self._exact_gradient = discrete and gradient == "exact"
         self._joint_inputs = JointInputs(spec, self._options, centralized=c.centralized)
         shape = self._joint_inputs.with_action_shape
         encoder = self._shared_encoder(shape)
