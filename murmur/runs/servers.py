@@ -10,8 +10,9 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -172,8 +173,8 @@ def recorded(run: RunFolder, begin: float, end: float) -> tuple[Servers, Servers
     last: Servers | None = None
     first: Servers | None = None
     for line in run.lines_from_end(FILE):
-        seen = Servers(**line)
-        if seen.time > end + EVERY_S:
+        seen = _parse(line)
+        if seen is None or seen.time > end + EVERY_S:
             continue
         if last is None:
             last = seen
@@ -186,3 +187,11 @@ def recorded(run: RunFolder, begin: float, end: float) -> tuple[Servers, Servers
     if last is None or first is None or last.time < begin:
         return None
     return first, last
+
+
+def _parse(line: Mapping[str, Any]) -> Servers | None:
+    """Return the counters of a line, also of another version's; None if it holds none."""
+    known = {f.name for f in fields(Servers)}
+    if "time" not in line or not isinstance(line.get("states"), dict):
+        return None
+    return Servers(**{name: value for name, value in line.items() if name in known})

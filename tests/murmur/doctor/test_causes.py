@@ -393,6 +393,16 @@ def test_counters_of_servers_started_again_are_not_mixed(tmp_path: Path) -> None
     assert recorded(run, 30.0, 60.0) is None  # long before the window
 
 
+def test_counters_of_another_version_are_read_as_far_as_known(tmp_path: Path) -> None:
+    lines = [asdict(Servers(t, {"step": t})) | {"unknown": 1.0} for t in (0.0, 5.0, 10.0)]
+    (tmp_path / "servers.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in [*lines, {"time": 12.0}])
+    )
+    both = recorded(RunFolder(tmp_path), 0.0, 10.0)
+    assert both is not None
+    assert (both[0].time, both[1].time) == (0.0, 10.0)
+
+
 def test_no_share_of_the_time_is_negative() -> None:
     """Threads that wait for a processor for longer than they work."""
     m = measure(*look(LEARNING, STEPPING), steps_per_row(config(), 3))
