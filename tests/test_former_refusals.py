@@ -103,7 +103,9 @@ class Team(ParallelEnv):  # type: ignore[misc]
 
     def __init__(self, acts: Any = None, sees: Any = None, state: Any = None) -> None:
         self.possible_agents = ["a", "b"]
-        self._acts, self._sees, self._state = acts or {}, sees or {}, state
+        self._acts = acts or {}
+        self._sees = sees or {}
+        self._state = state
         self.state_space = state
 
     def action_space(self, agent: str) -> Any:
@@ -519,7 +521,7 @@ ROWS = (
     ),
     legal(
         "opponent … was trained on something else than this run's team",
-        "a policy of all agents, or of those that do not learn",
+        "a policy of all agents, or of the agents that do not learn",
         lambda: (opponent(("a", "b", "c")), opponent(("b", "c"))),
     ),
     Row(

@@ -188,9 +188,9 @@ class LearnerMetrics(Collector):
         """Return the work of this process and its cost, for `murmur plan`.
 
         Returns:
-            requests: observation messages served; batches: that were acted on; received_bytes;
-            cpu_s: of the process; cpu_s/<thread>, cpu_wait_s/<thread>: of each thread with a
-            ledger.
+            requests, observation messages served; batches, those acted on; received_bytes; cpu_s,
+            CPU seconds of the process; cpu_s/<thread> and cpu_wait_s/<thread>, seconds of each
+            thread with a ledger.
         """
         return {
             "cpu_s": time.process_time(),

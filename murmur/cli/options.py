@@ -86,7 +86,7 @@ SHORT = {
 
 
 def _limit(text: str) -> Any:  # noqa: ANN401 - of typer
-    """Return an option that takes a number from 0, beside those that end a run."""
+    """Return an option for a limit of the run: a number of at least 0."""
     return typer.Option(min=0, help=text, rich_help_panel=_END)
 
 

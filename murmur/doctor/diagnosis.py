@@ -367,7 +367,7 @@ def _remedy(
 
     Args:
         seen: diagnosis of the run as it is.
-        what: see Remedy, as settings, cost and timed.
+        what: description of the change, an attribute of Remedy as settings, cost and timed are.
         settings: KEY=VALUE items of --set.
         limited: rate with the remedy, and the station that sets it.
         cost: price of the change.
