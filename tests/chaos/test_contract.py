@@ -55,6 +55,7 @@ def test_a_row_that_is_missing_is_noticed() -> None:
             check("", fault, sent, wrong)
 
 
+@pytest.mark.long
 def test_a_killed_sync_learner_ends_with_the_same_bits(tmp_path: Path) -> None:
     """The smoke form of `murmur bench kills`, and that its result is kept."""
     file = run_benchmark("kills", Effort.SMOKE, Console(), save=True, dirty=True, folder=tmp_path)

@@ -167,9 +167,18 @@ def test_loaded_and_exported_for_five(
         ({}, GRAPH, "centralized"),
         ({}, ATTENTION, "centralized"),
         ({}, {**ATTENTION, "communication": False}, "decentralized"),
-        ({}, {"name": "mlp"}, "decentralized"),
-        ({"a": {}, "b": {"agents": ["b", "c"], "network": GRAPH}}, {"name": "mlp"}, "centralized"),
         ({"a": {"network": GRAPH}, "b": {"agents": [1, 2]}}, {"name": "mlp"}, "decentralized"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ({}, {"name": "mlp"}, "decentralized"),
+                (
+                    {"a": {}, "b": {"agents": ["b", "c"], "network": GRAPH}},
+                    {"name": "mlp"},
+                    "centralized",
+                ),
+            )
+        ),
     ],
 )
 def test_exported_file_says_how_it_is_executed(

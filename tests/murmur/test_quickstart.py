@@ -26,6 +26,7 @@ def numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", text)]
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_script_learns_stops_by_its_callback_and_acts(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 from rich.console import Console
 
 from murmur.doctor.page import examine
@@ -21,6 +22,7 @@ learner: {port: 0, metrics_port: 0}
 """
 
 
+@pytest.mark.long
 def test_environments_that_sleep_are_told_from_busy_ones(train: Callable[..., Training]) -> None:
     run = train("sleeps", whole=SLEEPS)
     folder = RunFolder(run.run)

@@ -408,10 +408,10 @@ def test_policies_of_values_leave_as_actions(spec: EnvSpec, name: str, tmp_path:
 @pytest.mark.parametrize(
     ("kind", "share", "name", "cell"),
     [
-        ("onnx", True, "mappo", "gru"),
-        ("torch-export", True, "mappo", "gru"),
-        ("torch-export", False, "mappo", "gru"),
         ("onnx", False, "masac", "lstm"),
+        ("torch-export", True, "mappo", "gru"),
+        pytest.param("onnx", True, "mappo", "gru", marks=pytest.mark.long),
+        pytest.param("torch-export", False, "mappo", "gru", marks=pytest.mark.long),
         pytest.param("onnx", True, "maddpg", "gru", marks=pytest.mark.long),
         pytest.param("torch-export", True, "mappo", "lstm", marks=pytest.mark.long),
     ],

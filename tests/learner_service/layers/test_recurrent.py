@@ -353,8 +353,14 @@ LEARNERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNERS)
-@pytest.mark.parametrize("recurrent", [16, 0], ids=["recurrent", "plain"])
+@pytest.mark.parametrize(
+    ("name", "recurrent"),
+    [
+        *((name, 16) for name in LEARNERS),
+        ("mappo", 0),
+        *(pytest.param(name, 0, marks=pytest.mark.long) for name in ("coma", "qmix")),
+    ],
+)
 def test_only_memory_recalls_a_cue(name: str, recurrent: int) -> None:
     config = MemoryConfig(num_cues=2, delay=4)
     game, fresh = Memory(config, 32), Memory(config, 300)
