@@ -74,6 +74,7 @@ CNN = {
 COMA = {
     "name": "coma",
     "advantage": "critic",
+    "gamma": 0.99,
     "batch_size": 60,
     "batch_number": 4,
     "data_passes": 2,

@@ -74,6 +74,7 @@ class Config(options.OnPolicyCriticConfig):
 
     BEFORE: ClassVar[Mapping[str, Any]] = {"advantage": "critic", "normalize_rewards": False}
 
+    gamma: options.Gamma = 0.95  # at 0.99 waiting costs next to nothing, and greedy play waits
     data_passes: options.DataPasses = 4
     normalize_rewards: bool = Field(
         True, description="divide rewards by their running root mean square"
