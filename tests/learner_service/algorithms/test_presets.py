@@ -44,7 +44,7 @@ def test_a_preset_is_another_algorithm_with_options(name: str) -> None:
 @pytest.mark.parametrize(
     ("names", "gamma"),
     [
-        (("qmix", "qplex", "vdn", "maddpg", "matd3", "masac"), 0.95),
+        (("coma", "qmix", "qplex", "vdn", "maddpg", "matd3", "masac"), 0.95),
         (("iql", "ddpg", "td3", "sac"), 0.99),
     ],
 )
