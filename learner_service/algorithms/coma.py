@@ -127,7 +127,7 @@ class Coma(OnPolicyAlgorithm):
             SpecError: if the actions are not discrete.
         """
         c, spec = self._config, self._spec
-        self._num_actions = k = require_discrete("coma", spec)
+        self._num_actions = k = require_discrete(spec)
         self._critic_inputs = CriticInputs(spec, self._options)
         # Minibatches are of single agents' rows only where each is learned from by itself.
         image = self._actor_inputs.shape.image

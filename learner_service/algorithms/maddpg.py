@@ -157,7 +157,7 @@ class Actions:
             self.size = spec.action.num_actions
             return
         self.size = spec.action.size
-        (self._low, self._high) = require_bounds("maddpg", spec)
+        (self._low, self._high) = require_bounds(spec)
         self._middle = (self._low + self._high) / 2
         self._half = (self._high - self._low) / 2
 

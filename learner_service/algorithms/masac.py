@@ -252,7 +252,7 @@ class MasacPolicy(SnapshotPolicy):
 
 def action_range(spec: EnvSpec) -> tuple[float, float]:
     """Middle and half width of the bounds of continuous actions."""
-    low, high = require_bounds("masac", spec)
+    low, high = require_bounds(spec)
     return (low + high) / 2, (high - low) / 2
 
 

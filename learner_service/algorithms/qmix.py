@@ -160,7 +160,7 @@ class Qmix(OffPolicyAlgorithm):
         """
         c, spec = self._config, self._spec
         self._team, self._state = c.mixer != "none", StateInputs(spec)
-        num_actions = require_discrete(c.mixer if self._team else "iql", spec)
+        num_actions = require_discrete(spec)
         agents = self._make_actor(num_actions)
         shape = spec.num_agents, self._state.size, c.mixer_hidden
         mixer: nn.Module | None = None

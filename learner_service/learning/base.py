@@ -352,34 +352,38 @@ class Algorithm(ABC, Generic[B]):
         restore_generator(self._generator, state["generator"])
 
 
-def require_discrete(algorithm: str, spec: EnvSpec) -> int:
+class ActionsError(SpecError):
+    """Actions that an algorithm cannot take. `build_algorithm` puts its name before the message."""
+
+
+def require_discrete(spec: EnvSpec) -> int:
     """The number of actions.
 
     Raises:
-        SpecError: if they are not discrete.
+        ActionsError: if they are not discrete.
     """
     action = spec.action
     if isinstance(action, Continuous):
         bounded = math.isfinite(action.low) and math.isfinite(action.high)
         others = ", or maddpg, matd3, masac, ddpg, td3 or sac" if bounded else ""
-        raise SpecError(
-            f"{algorithm} needs discrete actions; '{spec.name}' has {action}; {_SEVERAL}{others}"
+        raise ActionsError(
+            f"needs discrete actions; '{spec.name}' has {action}; {_SEVERAL}{others}"
         )
     if isinstance(action, Composite) and not action.factors:
-        raise SpecError(
-            f"{algorithm} needs discrete actions; '{spec.name}' has {action.size} numbers with "
+        raise ActionsError(
+            f"needs discrete actions; '{spec.name}' has {action.size} numbers with "
             f"the bounds {_bounds_text(action)}; {_SEVERAL}"
         )
-    require_single(algorithm, spec)
+    require_single(spec)
     assert isinstance(action, Discrete)
     return action.num_actions
 
 
-def require_single(algorithm: str, spec: EnvSpec) -> None:
+def require_single(spec: EnvSpec) -> None:
     """Refuse actions of several parts, which only policies of several parts can take.
 
     Raises:
-        SpecError: for such actions, naming the fix.
+        ActionsError: for such actions, naming the fix.
     """
     action = spec.action
     if not isinstance(action, Composite):
@@ -391,25 +395,25 @@ def require_single(algorithm: str, spec: EnvSpec) -> None:
             f", or set environment.joint_actions: true: each of the {combinations} combinations "
             "is then one action"
         )
-    raise SpecError(
-        f"{algorithm} takes one choice or numbers within one range; '{spec.name}' has choices "
+    raise ActionsError(
+        f"takes one choice or numbers within one range; '{spec.name}' has choices "
         f"among {list(action.factors)}{numbers} at once; {advice}"
     )
 
 
-def require_bounds(algorithm: str, spec: EnvSpec) -> tuple[float, float]:
+def require_bounds(spec: EnvSpec) -> tuple[float, float]:
     """The lowest and the highest number of continuous actions.
 
     Raises:
-        SpecError: if they are not finite, or not those of all numbers.
+        ActionsError: if they are not finite, or not those of all numbers.
     """
     action = spec.action
     if isinstance(action, Continuous) and math.isfinite(action.low) and math.isfinite(action.high):
         return action.low, action.high
     if isinstance(action, Composite) and action.factors:
-        require_single(algorithm, spec)
-    raise SpecError(
-        f"{algorithm} needs actions with finite bounds, the same for all numbers; '{spec.name}' "
+        require_single(spec)
+    raise ActionsError(
+        f"needs actions with finite bounds, the same for all numbers; '{spec.name}' "
         f"has {_bounds_text(action)}; {_SEVERAL}, or bound the actions in a factory of your own, "
         "for example with gymnasium.wrappers.TransformAction"
     )
@@ -509,9 +513,12 @@ def build_algorithm(
     at_once = learning_from(rows, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{config.name}'"), at_once:
         seen = transforms.spec(spec)
-        algorithm: Algorithm[Any] = plugin.module.build(
-            options, seen, network, precision, device, seed
-        )
+        try:
+            algorithm: Algorithm[Any] = plugin.module.build(
+                options, seen, network, precision, device, seed
+            )
+        except ActionsError as error:
+            raise SpecError(f"{config.name} {error}") from None
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
             f"algorithm '{config.name}' gave a {type(algorithm).__name__}; derive it from "

@@ -588,7 +588,7 @@ def test_seed_decides_weights_without_the_global_generator() -> None:
 
 def test_continuous_actions_are_refused() -> None:
     spec = EnvSpec("push", 1, (ArraySpec("x", "float32", (1,)),), Continuous(2))
-    with pytest.raises(SpecError, match=r"coma needs discrete actions; 'push'.*; use mappo,"):
+    with pytest.raises(SpecError, match=r"needs discrete actions; 'push'.*; use mappo,"):
         make_coma(spec)
 
 

@@ -200,14 +200,15 @@ def test_an_algorithm_of_one_choice_refuses_several(name: str) -> None:
     if name in SEVERAL_PARTS:
         assert algorithm_for(name, HYBRID).extras["raw_action"] == (4,)
         return
-    with pytest.raises(
-        SpecError, match=r"among \[2, 3\] and 2 numbers .* use mappo, happo, ippo or ppo$"
-    ):
+    words = rf"^{name} takes one choice .* \[2, 3\] and 2 numbers .* use mappo, happo, ippo or ppo$"
+    with pytest.raises(SpecError, match=words):
         algorithm_for(name, HYBRID)
     with pytest.raises(SpecError, match="joint_actions: true: each of the 6 combinations"):
         algorithm_for(name, Composite((2, 3)))
 
 
-def test_unbounded_numbers_are_refused_by_masac() -> None:
-    with pytest.raises(SpecError, match=r"with finite bounds.*use mappo, happo, ippo or ppo"):
-        algorithm_for("masac", Continuous(1, -math.inf, math.inf))
+@pytest.mark.parametrize("name", ["maddpg", "matd3", "td3", "masac", "sac"])
+def test_unbounded_numbers_are_refused_in_the_name_asked_for(name: str) -> None:
+    words = rf"^{name} needs actions with finite bounds.*use mappo, happo, ippo or ppo"
+    with pytest.raises(SpecError, match=words):
+        algorithm_for(name, Continuous(1, -math.inf, math.inf))

@@ -482,7 +482,7 @@ def test_epsilon_greedy_honours_masks() -> None:
 
 def test_continuous_actions_are_refused() -> None:
     spec = EnvSpec("arm", 2, (ArraySpec("view", "float32", (4,)),), Continuous(2))
-    with pytest.raises(SpecError, match="qmix needs discrete actions; 'arm' has Continuous"):
+    with pytest.raises(SpecError, match="needs discrete actions; 'arm' has Continuous"):
         make(spec)
 
 

@@ -242,7 +242,7 @@ def test_what_a_dead_agent_did_changes_nothing() -> None:
 
 def test_continuous_actions_are_refused() -> None:
     spec = EnvSpec("arm", 2, (ArraySpec("view", "float32", (4,)),), Continuous(2))
-    with pytest.raises(SpecError, match="qplex needs discrete actions; 'arm' has Continuous"):
+    with pytest.raises(SpecError, match="needs discrete actions; 'arm' has Continuous"):
         make(spec)
 
 
