@@ -15,13 +15,12 @@ import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import grpc
 from grpc import aio
 
 from murmur.env_service.metrics import WorkerMetrics
-from murmur.env_service.sessions.call import Call
 from murmur.env_service.sessions.connection import Connection
 from murmur.env_service.sessions.reconnect import Disconnected, ReconnectPolicy
 from murmur.shared.config.experiment import ExperimentConfig
@@ -31,6 +30,9 @@ from murmur.shared.rpc import LOAD_METHOD
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import Role
 
+if TYPE_CHECKING:
+    from murmur.env_service.sessions.worker import Call
+
 logger = logging.getLogger("murmur")
 
 _LOOK_UP_S = 5.0  # the longest that a first look-up of the name is waited for
@@ -39,7 +41,7 @@ _WAITING_S = 1.0  # between two looks of a session that waits for Welcome or an 
 _ASK_S = 2.0  # a learner that does not say its load within this time is not there
 _FULL_S = 10.0  # a learner that refused a session because it was full is avoided for this time
 
-AnyCall = TypeVar("AnyCall", bound=Call)
+AnyCall = TypeVar("AnyCall", bound="Call")
 LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
 
 
