@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from murmur.learner_service.device.streams import enter_stream
-from murmur.learner_service.serving.batcher import DynamicBatcher, Request, deliver
 from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.evaluation import EvaluationScheduler
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import DynamicBatcher, EnvSession, Request, deliver
 from murmur.learner_service.serving.snapshots import Snapshots
 from murmur.learner_service.serving.staging import ForwardRows, RowTarget, Staging
 from murmur.learner_service.storage.storage import Unroll, UnrollStorage
