@@ -44,18 +44,16 @@ from murmur.learner_service.learning.minibatches import (
     imitation,
     recurrent_states,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, RecurrentStates
 from murmur.learner_service.learning.policies import ComaPolicy
 from murmur.learner_service.learning.returns import (
     bounded_log,
     lambda_returns,
-    most_gain,
     of_agents,
     polyak_update,
     taken,
     target_of,
 )
-from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
 from murmur.learner_service.storage.rollout import Rollout, transitions
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
@@ -453,7 +451,8 @@ class Coma(OnPolicyAlgorithm):
         else:
             deviation = deviations(scaled, minibatches.share, self._sets, self._group)
         if self._config.clip_ratio:
-            gain = torch.minimum(ratio * scaled, most_gain(scaled, self._config.clip_ratio))
+            most_gain = torch.add(scaled, scaled.abs(), alpha=self._config.clip_ratio)
+            gain = torch.minimum(ratio * scaled, most_gain)
         else:
             gain = ratio.log() * scaled
         order = torch.xlogy(pi, pi).sum(-1)  # minus the entropy

@@ -17,7 +17,7 @@ what are no such numbers is kept as its bits, bytes by fours.
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +27,15 @@ from torch import Tensor
 from murmur.learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
-from murmur.learner_service.learning.minibatches import Pass, observed_columns, shares
-from murmur.learner_service.learning.rollout_rows import RolloutRows
+from murmur.learner_service.learning.minibatches import Pass, shares
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete, action_factors
 from murmur.shared.wire.timestep import StepType
+
+if TYPE_CHECKING:
+    from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 
 _WORD = 4  # bytes
 _HEADROOM = 4
@@ -123,7 +125,7 @@ class FixedShapes:
         columns: names of the numbers that `prepare` finds for each row of an agent.
     """
 
-    def __init__(self, algorithm: RolloutRows, columns: tuple[str, ...]) -> None:
+    def __init__(self, algorithm: "OnPolicyAlgorithm", columns: tuple[str, ...]) -> None:
         """Make and capture nothing yet.
 
         Args:
@@ -374,14 +376,13 @@ class FixedShapes:
         values = {}
         if again:
             obs, action = algorithm.redrawn(obs, action, state)
-        inputs = algorithm._fed(obs, action)
+        inputs, columns = algorithm._fed(obs, action)
         if not again:
             values = algorithm._values_of_rows(inputs, _both(state), action, obs)
         arrays = _named_inputs("actor", inputs[0])
         if inputs[1] is not inputs[0]:
             arrays |= _named_inputs("critic", inputs[1])
-        arrays |= {"action": action, **observed_columns(obs)}
-        self._layout, words = packed(arrays, len(self.columns))
+        self._layout, words = packed(arrays | columns, len(self.columns))
         return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
 
     # --- 3. returns, weights, order ---------------------------------------------------------------

@@ -24,7 +24,7 @@ from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.returns import of_agents
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
+from murmur.shared.wire.spec import EXPERT_ACTION
 from murmur.shared.wire.timestep import StepType
 
 IMITATION_LOGGED = ("imitation_loss", "imitation_share")
@@ -167,17 +167,6 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     group.mean_([counted])
     share = (counted @ sharing.T).clamp_min(fewest).reciprocal() @ sharing
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
-
-
-def observed_columns(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return columns of minibatches that are observed: legal actions, and those of experts."""
-    columns = {}
-    if ACTION_MASK in obs:
-        columns["mask"] = obs[ACTION_MASK]
-    if EXPERT_ACTION in obs:
-        expert = obs[EXPERT_ACTION]
-        columns[EXPERT_ACTION] = expert if expert.is_floating_point() else expert.long()
-    return columns
 
 
 def recurrent_states(batch: Rollout) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:

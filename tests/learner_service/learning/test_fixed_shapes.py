@@ -127,9 +127,9 @@ def test_outliers_of_a_padded_batch_are_those_of_the_batch() -> None:
     for _ in range(2):
         norms[0].update(values[:300, :, 0], torch.ones(300, 2))
         norms[1].update(values[:300, :, 0], torch.ones(300, 2))
-    plain = norms[0].plausible(values.squeeze(-1), valid.float().squeeze(-1))
+    plain = norms[0].update(values.squeeze(-1), valid.float().squeeze(-1))
     returns, counted = (torch.cat([x.squeeze(-1), torch.zeros(1448, 2)]) for x in (values, valid))
-    assert torch.equal(norms[1].plausible(returns, counted, torch.tensor(600))[:600], plain)
+    assert torch.equal(norms[1].update(returns, counted, rows=torch.tensor(600))[:600], plain)
     assert float(norms[0].clipped) == float(norms[1].clipped)
 
 
