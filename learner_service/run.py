@@ -187,7 +187,8 @@ class Run:
                 self.curriculum.check(spec)
             config, own = fit(config, context.group, spec, context.run_dir, context.device)
             context.config = config
-        precision = context.precision()
+        precision = Precision.of(config.learner, context.device, context.group)
+        precision.warn_if_slow()
         algorithm = build_algorithm(
             own.algorithm,
             spec,

@@ -185,7 +185,7 @@ class Coma(OnPolicyAlgorithm):
         else:
             batch = Rollout(arrays, [])
             obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
-            state, _ = recurrent_states(batch)
+            state = recurrent_states(batch)[0] if self.memory_size else None
             if state is None:
                 obs = {name: x.index_select(0, last) for name, x in obs.items()}
             rows.index_copy_(0, last, self._chosen(obs, state, kinds).to(rows.dtype))

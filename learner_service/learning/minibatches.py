@@ -169,17 +169,15 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 
 
-def recurrent_states(batch: Rollout) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
-    """Initial states of policy and critic for a batch; None if the policy is not recurrent.
+def recurrent_states(batch: Rollout) -> tuple[RecurrentState, RecurrentState]:
+    """Initial states of policy and critic for a batch of a recurrent policy.
 
     The policy starts from the state that it had when it acted. A critic does not act, so it starts
     from zeros at the unroll's first row.
     """
-    memory = batch.arrays.get("memory")
-    if memory is None:
-        return None, None
+    memory = batch.arrays["memory"][0]
     first = batch.arrays["step_type"] == int(StepType.FIRST)
-    return RecurrentState(memory[0], first), RecurrentState(torch.zeros_like(memory[0]), first)
+    return RecurrentState(memory, first), RecurrentState(torch.zeros_like(memory), first)
 
 
 @dataclass

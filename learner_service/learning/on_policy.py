@@ -221,7 +221,8 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         obs = {name: x.flatten(0, 1) for name, x in observed(arrays).items()}
         action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
         action = action if action.is_floating_point() else action.long()
-        (inputs, seen), states = self._fed(obs, action), recurrent_states(batch)
+        inputs, seen = self._fed(obs, action)
+        states: RecurrentStates = recurrent_states(batch) if self.memory_size else (None, None)
         values = self._values_of_rows(inputs, states, action, obs, envs)
         values = {name: x.view(length, envs, -1) for name, x in values.items()}
         columns, weight, batch_scalars = self._learnable(batch, values, None)
