@@ -1,16 +1,13 @@
 """The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
 
-On a CPU an update is `_rows`, then the stages' steps on each pass's minibatches; `_learn_in_graphs`
-and `fixed_shapes` are CUDA's alone. There all of it is a few CUDA graphs, of the steps on a few
-minibatches each, whatever the number of environments. Of larger graphs there would be fewer to
-launch, and to capture one would take longer.
+On a CPU an update is `_rows`, then the stages' steps on each pass's minibatches. On a GPU it is a
+few CUDA graphs: see graphed.py.
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -22,7 +19,6 @@ from murmur.learner_service.layers.forward import chunk_of
 from murmur.learner_service.layers.inputs import ActorInputs, Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.actor_critic import ActorCritic
-from murmur.learner_service.learning.fixed_shapes import FixedShapes
 from murmur.learner_service.learning.minibatches import (
     Pass,
     Rows,
@@ -133,8 +129,6 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
     _logged: tuple[str, ...]  # names of all logged scalars
     _single = False  # minibatches are of single agents' rows
     _columns: tuple[str, ...]  # names of the columns that `_learnable` returns
-    # Of a stage: inputs and columns that it does not need.
-    _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     @override
     def _prepare(self) -> None:
@@ -157,12 +151,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
             static=self._static,
         )
         self._counts = {"updates": 0}
-        self._fixed = FixedShapes(self, self._columns)
         self._each_stage = self._stages()
-        self._steps_in_graphs = {
-            name: self._fixed.capture_steps(name, step, self._unused.get(name, ()))
-            for name, step in self._each_stage.items()
-        }
 
     def update(self, batch: Rollout) -> dict[str, Tensor]:
         """Learn from a rollout, in minibatches of joint rows.
@@ -335,49 +324,13 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         """Return the rows that the next round learns from; called after all rounds but the last."""
         return rows
 
+    @abstractmethod
+    def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
+        """Learn as `update` does, on a GPU; sums go to `_total` and `_batch_scalars`."""
+
     @property
     def _imitates(self) -> bool:
         return self._spec.observation(EXPERT_ACTION) is not None
-
-    # --- on a GPU --------------------------------------------------------------------------------
-
-    def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
-        """Learn as `update` does, on a GPU; sums go to `_total` and `_batch_scalars`."""
-        fixed, rounds = self._fixed, self._rounds()
-        fixed.load(arrays, number)
-        arrays = self._completed(arrays)
-        words = fixed.pack(arrays)
-        fixed.prepare(words)
-        memory = arrays["memory"][0] if self.memory_size else None
-        for names in rounds:
-            seen = words
-            for k in range(self._config.data_passes):
-                if k and self.transforms.draws:
-                    seen = fixed.pack(arrays, again=True)
-                    fixed.add_columns(seen)
-                for name in names:
-                    for start in range(0, number, self._block):
-                        given = fixed.gather(seen, memory, k, start)
-                        self._call(self._steps_in_graphs[name], given)
-            if names is not rounds[-1]:
-                self._after_round_in_graphs(words, memory, number, names)
-                fixed.add_columns(words)
-
-    def _after_round_in_graphs(
-        self, words: Tensor, memory: Tensor | None, number: int, names: Round
-    ) -> None:
-        """Change the columns of FixedShapes as `_after_round` changes those of rows.
-
-        Args:
-            words: [R, A, W] rows as the first pass has them.
-            memory: [B, A, Z] recurrent state of the policy before the first row, or None.
-            number: number of minibatches.
-            names: stages of the round that has just ended.
-        """
-
-    @override
-    def graph_bytes(self, rows: int) -> float:
-        return self._fixed.expected_bytes(rows)
 
     @property
     def _width(self) -> int:
