@@ -74,10 +74,6 @@ class Pass:
     actor_state: RecurrentState | None = None
     critic_state: RecurrentState | None = None
 
-    def each(self, x: Tensor) -> Tensor:
-        """[n, M, ...] of [n * M, ...]."""
-        return x.view(self.number, -1, *x.shape[1:])
-
     def at(self, i: int) -> Minibatch:
         """Return minibatch i: views of this pass."""
         length, envs = self.share.shape[1], 0
