@@ -170,7 +170,11 @@ def count_act(pretend: Any, config: Any, sessions: int) -> dict[str, int]:
 
 
 async def _turns(run: Any, machine: Any, sessions: int) -> dict[str, int]:
-    batching = _module("learner_service.serving.batcher", "learner_service.batcher")
+    batching = _module(
+        "learner_service.serving.requests",
+        "learner_service.serving.batcher",
+        "learner_service.batcher",
+    )
     pb = _module("shared.rpc.rollout_pb2")
     admitted = [
         run.admit(pb.Hello(worker_id=str(i), num_envs=_ENVS), run.spec)[0] for i in range(sessions)

@@ -263,7 +263,7 @@ def _work(plugin: PluginConfig, port: int) -> None:
 
     from murmur.env_service.metrics import WorkerMetrics
     from murmur.env_service.sessions.supply import run_supply
-    from murmur.env_service.watchdog.heartbeat import Heartbeat
+    from murmur.env_service.watchdog.faults import Heartbeat
     from murmur.shared.process.process import new_event_loop, wake_without_preempting
 
     wake_without_preempting()

@@ -27,7 +27,7 @@ from murmur.env_service.sessions.evaluate import copies_for, serve_evaluations
 from murmur.env_service.sessions.supply import run_supply
 from murmur.env_service.sessions.worker import run_sessions
 from murmur.env_service.watchdog.descendants import end_descendants, lead_session, marked
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import code_of
 from murmur.shared.config.plugin_folders import look_in

@@ -39,7 +39,6 @@ from murmur.learner_service.learning.base import (
 from murmur.learner_service.learning.options import TeamsConfig
 from murmur.learner_service.loop import Step
 from murmur.learner_service.report import settle
-from murmur.learner_service.serving.batcher import DynamicBatcher
 from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.evaluation import (
     Evaluation,
@@ -50,7 +49,7 @@ from murmur.learner_service.serving.game import Game, Pairing, check_opponent, o
 from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
 from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.lockstep import EnvSessions, in_order
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import DynamicBatcher, EnvSession
 from murmur.learner_service.serving.slots import SlotTable
 from murmur.learner_service.serving.snapshots import Snapshots
 from murmur.learner_service.serving.staging import make_staging
@@ -188,7 +187,8 @@ class Run:
                 self.curriculum.check(spec)
             config, own = fit(config, context.group, spec, context.run_dir, context.device)
             context.config = config
-        precision = context.precision()
+        precision = Precision.of(config.learner, context.device, context.group)
+        precision.warn_if_slow()
         algorithm = build_algorithm(
             own.algorithm,
             spec,

@@ -47,8 +47,7 @@ from murmur.env_service.sessions.worker import (
     hello_of,
     run_until,
 )
-from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment, Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.coroutines import run_coroutine
 from murmur.shared.process.errors import EnvironmentFault

@@ -15,13 +15,12 @@ import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import grpc
 from grpc import aio
 
 from murmur.env_service.metrics import WorkerMetrics
-from murmur.env_service.sessions.call import Call
 from murmur.env_service.sessions.connection import Connection
 from murmur.env_service.sessions.reconnect import Disconnected, ReconnectPolicy
 from murmur.shared.config.experiment import ExperimentConfig
@@ -39,7 +38,24 @@ _WAITING_S = 1.0  # between two looks of a session that waits for Welcome or an 
 _ASK_S = 2.0  # a learner that does not say its load within this time is not there
 _FULL_S = 10.0  # a learner that refused a session because it was full is avoided for this time
 
-AnyCall = TypeVar("AnyCall", bound=Call)
+
+class SessionStream(Protocol):
+    """A session's stream to its learner.
+
+    Attributes:
+        written: number of messages sent.
+    """
+
+    written: int
+
+    async def greet(self, hello: pb.Hello) -> pb.Welcome:
+        """Send Hello and wait for Welcome."""
+
+    def cancel(self) -> None:
+        """End the stream at once."""
+
+
+AnyStream = TypeVar("AnyStream", bound=SessionStream)
 LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
 
 
@@ -129,13 +145,13 @@ class LearnerChoice:
         self.weight = weight
         self.rank: Rank | None = None
         self.target: Rank | None = None
-        self.call: Call | None = None
+        self.call: SessionStream | None = None
         self.leaving = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, connect: Callable[[aio.Channel], AnyCall], hello: pb.Hello
-    ) -> AsyncIterator[tuple[AnyCall, pb.Welcome]]:
+        self, connect: Callable[[aio.Channel], AnyStream], hello: pb.Hello
+    ) -> AsyncIterator[tuple[AnyStream, pb.Welcome]]:
         """Choose a learner, open a stream, and mark the session as playing during the block.
 
         Args:

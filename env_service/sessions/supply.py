@@ -11,10 +11,9 @@ import socket
 from functools import partial
 
 from murmur.env_service.metrics import WorkerMetrics
-from murmur.env_service.sessions.call import Call
 from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
 from murmur.env_service.sessions.reconnect import Disconnected
-from murmur.env_service.sessions.worker import closing_all, run_until
+from murmur.env_service.sessions.worker import Call, closing_all, run_until
 from murmur.env_service.sources.source import (
     BrokenSample,
     Source,
@@ -22,7 +21,7 @@ from murmur.env_service.sources.source import (
     notices_of,
     read_sample,
 )
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import WireError
 from murmur.shared.rpc import PROTOCOL_VERSION

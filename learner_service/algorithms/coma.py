@@ -36,6 +36,7 @@ from murmur.learner_service.learning.exploration import (
     penalties,
     policy_probabilities,
 )
+from murmur.learner_service.learning.graphed import GraphedAlgorithm
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     Pass,
@@ -44,18 +45,16 @@ from murmur.learner_service.learning.minibatches import (
     imitation,
     recurrent_states,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.on_policy import RecurrentStates
 from murmur.learner_service.learning.policies import ComaPolicy
 from murmur.learner_service.learning.returns import (
     bounded_log,
     lambda_returns,
-    most_gain,
     of_agents,
     polyak_update,
     taken,
     target_of,
 )
-from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
 from murmur.learner_service.storage.rollout import Rollout, transitions
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
@@ -113,7 +112,7 @@ _LEAST_DEVIATION = 1e-6  # what is added to deviations that advantages are divid
 _LAST = "last/"  # buffers of unrolls' last rows
 
 
-class Coma(OnPolicyAlgorithm):
+class Coma(GraphedAlgorithm):
     """Algorithm of actors with counterfactual advantages. Used by the thread that learns."""
 
     POLICY, IMITATES = ComaPolicy, True
@@ -188,7 +187,7 @@ class Coma(OnPolicyAlgorithm):
         else:
             batch = Rollout(arrays, [])
             obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
-            state, _ = recurrent_states(batch)
+            state = recurrent_states(batch)[0] if self.memory_size else None
             if state is None:
                 obs = {name: x.index_select(0, last) for name, x in obs.items()}
             rows.index_copy_(0, last, self._chosen(obs, state, kinds).to(rows.dtype))
@@ -454,7 +453,8 @@ class Coma(OnPolicyAlgorithm):
         else:
             deviation = deviations(scaled, minibatches.share, self._sets, self._group)
         if self._config.clip_ratio:
-            gain = torch.minimum(ratio * scaled, most_gain(scaled, self._config.clip_ratio))
+            most_gain = torch.add(scaled, scaled.abs(), alpha=self._config.clip_ratio)
+            gain = torch.minimum(ratio * scaled, most_gain)
         else:
             gain = ratio.log() * scaled
         order = torch.xlogy(pi, pi).sum(-1)  # minus the entropy

@@ -24,13 +24,14 @@ from murmur.learner_service.layers.distributions import logged_entropy
 from murmur.learner_service.layers.forward import forward, forward_both, forward_rows
 from murmur.learner_service.layers.inputs import CriticInputs, Inputs
 from murmur.learner_service.learning import options
+from murmur.learner_service.learning.graphed import GraphedAlgorithm
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     Pass,
     average_over_expert_rows,
     imitation,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.on_policy import RecurrentStates
 from murmur.learner_service.learning.policies import (
     Actor,
     MappoPolicy,
@@ -43,11 +44,9 @@ from murmur.learner_service.learning.returns import (
     clipped_surrogate,
     lambda_returns,
     moments_by_slice,
-    most_gain,
     of_agents,
     vtrace_returns,
 )
-from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
@@ -107,7 +106,7 @@ _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _BATCH_SCALARS = ("return_mean", "advantage_std", "explained_variance")
 
 
-class Mappo(OnPolicyAlgorithm):
+class Mappo(GraphedAlgorithm):
     """Algorithm of actors with clipped policy gradients. Used by the thread that learns."""
 
     POLICY, IMITATES, TAKES_TURNS = MappoPolicy, True, True
@@ -220,8 +219,7 @@ class Mappo(OnPolicyAlgorithm):
         advantage = advantage / (of_agents(deviation, sharing) + 1e-8)
         # 4. Targets in units of their running deviation (Yu et al., section 5.1).
         if c.normalize_values:
-            target = self.value_norm.plausible(target, counted, rows)
-            self.value_norm.update(target, counted, self._group)
+            target = self.value_norm.update(target, counted, self._group, rows)
             mean, std = self.value_norm.statistics()
             target = (target - mean) / std
         columns = {
@@ -243,9 +241,17 @@ class Mappo(OnPolicyAlgorithm):
             log_ratio: [L, B, A] log pi - log pi_old for V-trace, 0 where nothing counts; or None.
         """
         c = self._config
-        if t.waits is not None:  # values are those of an agent's turns; while it waits G has none
+        gamma: Tensor | float = c.gamma
+        lambda_: Tensor | float = c.gae_lambda
+        if t.waits is not None and t.unfinished is not None:
+            # Agents take turns. While one waits its value is 0, gamma and lambda are 1: so its
+            # rewards from a turn to its next one add up. If that move is unfinished, lambda before
+            # it is 0: the value there stands for all that follows.
             value = torch.cat([value[:1], value[1:].masked_fill(t.waits, 0)])
-        gamma, lambda_ = t.rates(c.gamma, c.gae_lambda)
+            gamma = torch.full_like(t.reward, c.gamma).masked_fill_(t.waits, 1)
+            lambda_ = torch.full_like(t.reward, c.gae_lambda)
+            lambda_[:-1].masked_fill_(t.unfinished[1:], 0)
+            lambda_.masked_fill_(t.waits, 1)
         if log_ratio is not None:
             return vtrace_returns(
                 *(t.reward, t.discount, value, t.next_is_last, log_ratio),
@@ -271,10 +277,11 @@ class Mappo(OnPolicyAlgorithm):
         rates = self._schedule.rates(minibatches.counts)
         with torch.no_grad():  # weights of the loss, for all minibatches together
             # [n, M, A] dL/dr, dL/d(-H) and dL/d(V - G) / (V - G); share: a row's weight in a mean,
-            # cost: -share. Clipped where r dL/dr is below `clipped_below`.
+            # cost: -share. Clipped where r dL/dr is below `clipped_below`, r A above A + clip |A|.
             advantage = minibatches.columns["advantage"].view_as(share)
             ratio_grad = advantage * cost
-            clipped_below = most_gain(advantage, c.clip_ratio) * cost
+            most_gain = torch.add(advantage, advantage.abs(), alpha=c.clip_ratio)
+            clipped_below = most_gain * cost
             entropy_weight = share * self._schedule.entropy_weight
             error_grad = share * (2.0 if of.critic is not None else 2 * c.value_weight)
         log: list[Outputs] = []

@@ -30,7 +30,6 @@ from murmur.learner_service.layers.distributions import Categorical, SquashedNor
 from murmur.learner_service.layers.encoded import learned_parameters
 from murmur.learner_service.layers.forward import forward, forward_twice
 from murmur.learner_service.layers.inputs import Inputs, JointInputs, with_action
-from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.layers.stacked import count_slices
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_bounds
@@ -426,8 +425,8 @@ class Masac(OffPolicyAlgorithm):
             state = None
             if sequences is not None:
                 state = sequences.next_state(self.target, joint, self._precision)
-            next_q = self._critics(self.target, following, state)
-            next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
+            next_q, _ = forward(self.target, following, state, self._precision)  # [B, A, 2]
+            next_value = soft_value(next_q.amin(2), next_log_prob, temperature)
         # The actor's loss moves no critic.
         if sequences is None:
             # Q(x, a) and Q(x, own): the difference exchanges the own action among the inputs.
@@ -437,7 +436,7 @@ class Masac(OffPolicyAlgorithm):
             others = self._joint_inputs(seen[0], action, inputs[0])
             with frozen(self.critic):
                 state = sequences.state_now(states.detach())
-                own_q = self._critics(self.critic, with_action(others, own), state).squeeze(-1)
+                own_q, _ = forward(self.critic, with_action(others, own), state, self._precision)
         with torch.no_grad():
             least, which = own_q.min(2, keepdim=True)
             value = soft_value(least.squeeze(2), log_prob, temperature)
@@ -468,13 +467,14 @@ class Masac(OffPolicyAlgorithm):
             state = None
             if sequences is not None:
                 state = sequences.next_state(self.target, joint, self._precision)
-            next_q = self._critics(self.target, following, state).amin(2)
+            next_q, _ = forward(self.target, following, state, self._precision)
+            next_q = torch.unflatten(next_q, -1, (2, -1)).amin(2)  # [B, A, K]
             next_value = expected_soft_value(next_q, next_pi.logits, temperature)
         if sequences is None:
-            every = self._critics(self.critic, joint)
+            q, _ = forward(self.critic, joint, None, self._precision)
         else:
             q, _ = sequences.values(self.critic, joint, self._precision)
-            every = torch.unflatten(q, -1, (2, -1))
+        every = torch.unflatten(q, -1, (2, -1))  # [B, A, 2, K]
         taken = action[..., None, None].expand(*action.shape, 2, 1)
         q = every.gather(-1, taken).squeeze(-1)
         value = expected_soft_value(every.detach().amin(2), pi.logits, temperature)
@@ -482,13 +482,6 @@ class Masac(OffPolicyAlgorithm):
         # 4. Policies: J_pi = -V(o) (equation 7).
         terms = [(value, -share)]
         return Found(q, value.detach(), terms, next_value, -pi.entropy().detach(), wanted)
-
-    def _critics(
-        self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
-    ) -> Tensor:
-        """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""
-        q, _ = forward(network, inputs, state, self._precision)
-        return torch.unflatten(q, -1, (2, -1))
 
 
 def _log_legal(mask: Tensor | None, num_actions: int) -> Tensor | float:

@@ -212,33 +212,35 @@ def build_network(
         ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
     """
     net = resolve_network(config, shape.image)
-    width = net.recurrent
-    _require_use(net.name, width, may_remember, 1 if net.stacked else count_slices(slices))
-    if encoder is not None:  # its head is small
-        options = _body_options(net)
-        widths = [encoder.features + shape.vector, *options.hidden, width or num_outputs]
-        network: nn.Module = Encoded(encoder, MLP(widths, slices, options), trains)
-    else:
-        network = _body(net, shape, width or num_outputs, slices, apart=apart)
-    return _recurrent(network, slices, num_outputs, net) if width else network
-
-
-def _body_options(net: Network) -> Any:  # noqa: ANN401 - the network's own
-    """Return a network's options without those of outputs that a recurrent unit is fed."""
-    if net.recurrent and isinstance(net.options, LayersConfig):
-        return net.options.model_copy(update={"output_gain": 1.0})
-    return net.options
+    groups = 1 if net.stacked else count_slices(slices)
+    _require_use(net.name, net.recurrent, may_remember, groups)
+    network = _body(net, shape, num_outputs, slices, apart=apart, encoder=encoder, trains=trains)
+    return _recurrent(network, slices, num_outputs, net) if net.recurrent else network
 
 
 def _body(
-    net: Network, shape: InputShape, num_outputs: int, slices: tuple[int, ...], *, apart: bool
+    net: Network,
+    shape: InputShape,
+    num_outputs: int,
+    slices: tuple[int, ...],
+    *,
+    apart: bool,
+    encoder: Encoder | None = None,
+    trains: bool = True,
 ) -> nn.Module:
-    """Build the plug-in's own network, without memory; see `build_network`."""
-    name = net.name
+    """Build the plug-in's own network or linear layers over an encoder; see `build_network`."""
+    name, options = net.name, net.options
+    if net.recurrent:  # its outputs are those of the unit that it feeds
+        num_outputs = net.recurrent
+        if isinstance(options, LayersConfig):
+            options = options.model_copy(update={"output_gain": 1.0})
+    if encoder is not None:
+        widths = [encoder.features + shape.vector, *options.hidden, num_outputs]
+        return Encoded(encoder, MLP(widths, slices, options), trains)
     alone = apart and net.mixes
     seen = (0,) if alone else slices
     with plugin_failures(f"network '{name}'"):
-        make = partial(net.module.build, _body_options(net), shape, num_outputs, seen)
+        make = partial(net.module.build, options, shape, num_outputs, seen)
         _require_room(make, name, shape, len(seen))
         network: nn.Module = make()
         if not net.own:
@@ -358,8 +360,7 @@ def build_twins(
         cast(Any, stack).twins = num_twins
         return stack
     _require_use(net.name, net.recurrent, may_remember, count_slices(slices))
-    fed = net.recurrent or num_outputs
-    each = Twins([_body(net, shape, fed, slices, apart=True) for _ in range(num_twins)])
+    each = Twins([_body(net, shape, num_outputs, slices, apart=True) for _ in range(num_twins)])
     if not net.recurrent:
         return each
     remembers = _recurrent(each, twins, num_outputs, net)

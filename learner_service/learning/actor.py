@@ -74,7 +74,7 @@ class ActorAlgorithm(ActorCritic[Rollout]):
         observation = {k: v[:-1].flatten(0, 1) for k, v in batch.observation().items()}
         action = batch.arrays["raw_action" if "raw_action" in batch.arrays else "action"][:-1]
         taken = action if action.is_floating_point() else action.long()
-        hidden, _ = recurrent_states(batch)
+        hidden = recurrent_states(batch)[0] if self.memory_size else None
         with self._precision.autocast():
             pi, _ = self.actor(
                 self._actor_inputs(observation),

@@ -155,7 +155,7 @@ class Algorithm(ABC, Generic[B]):
 
     Attributes:
         IMITATES: whether it learns from what an expert would have done, see `imitation`.
-        TAKES_TURNS: whether it learns from an agent's turns alone, see `Transitions.rates`.
+        TAKES_TURNS: whether it learns from an agent's turns alone, see `Transitions.waits`.
         graphs: CUDA graphs of its updates; the caller sets `graphs.enabled`.
         unroll_length: L, transitions of one unroll; 0: the storage chooses it.
         unrolls_per_update: unrolls that an update takes, at least; 0: the storage chooses.

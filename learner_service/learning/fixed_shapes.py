@@ -27,8 +27,8 @@ from torch import Tensor
 from murmur.learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
-from murmur.learner_service.learning.minibatches import Pass, observed_columns, shares
-from murmur.learner_service.learning.rollout_rows import RolloutRows
+from murmur.learner_service.learning.minibatches import Pass, shares
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.wire.dataset import OBSERVATION
@@ -123,7 +123,7 @@ class FixedShapes:
         columns: names of the numbers that `prepare` finds for each row of an agent.
     """
 
-    def __init__(self, algorithm: RolloutRows, columns: tuple[str, ...]) -> None:
+    def __init__(self, algorithm: OnPolicyAlgorithm, columns: tuple[str, ...]) -> None:
         """Make and capture nothing yet.
 
         Args:
@@ -374,14 +374,13 @@ class FixedShapes:
         values = {}
         if again:
             obs, action = algorithm.redrawn(obs, action, state)
-        inputs = algorithm._fed(obs, action)
+        inputs, columns = algorithm._fed(obs, action)
         if not again:
             values = algorithm._values_of_rows(inputs, _both(state), action, obs)
         arrays = _named_inputs("actor", inputs[0])
         if inputs[1] is not inputs[0]:
             arrays |= _named_inputs("critic", inputs[1])
-        arrays |= {"action": action, **observed_columns(obs)}
-        self._layout, words = packed(arrays, len(self.columns))
+        self._layout, words = packed(arrays | columns, len(self.columns))
         return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
 
     # --- 3. returns, weights, order ---------------------------------------------------------------

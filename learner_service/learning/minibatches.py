@@ -24,7 +24,7 @@ from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.returns import of_agents
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
+from murmur.shared.wire.spec import EXPERT_ACTION
 from murmur.shared.wire.timestep import StepType
 
 IMITATION_LOGGED = ("imitation_loss", "imitation_share")
@@ -73,10 +73,6 @@ class Pass:
     sharing: Tensor
     actor_state: RecurrentState | None = None
     critic_state: RecurrentState | None = None
-
-    def each(self, x: Tensor) -> Tensor:
-        """[n, M, ...] of [n * M, ...]."""
-        return x.view(self.number, -1, *x.shape[1:])
 
     def at(self, i: int) -> Minibatch:
         """Return minibatch i: views of this pass."""
@@ -169,28 +165,15 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 
 
-def observed_columns(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return columns of minibatches that are observed: legal actions, and those of experts."""
-    columns = {}
-    if ACTION_MASK in obs:
-        columns["mask"] = obs[ACTION_MASK]
-    if EXPERT_ACTION in obs:
-        expert = obs[EXPERT_ACTION]
-        columns[EXPERT_ACTION] = expert if expert.is_floating_point() else expert.long()
-    return columns
-
-
-def recurrent_states(batch: Rollout) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
-    """Initial states of policy and critic for a batch; None if the policy is not recurrent.
+def recurrent_states(batch: Rollout) -> tuple[RecurrentState, RecurrentState]:
+    """Initial states of policy and critic for a batch of a recurrent policy.
 
     The policy starts from the state that it had when it acted. A critic does not act, so it starts
     from zeros at the unroll's first row.
     """
-    memory = batch.arrays.get("memory")
-    if memory is None:
-        return None, None
+    memory = batch.arrays["memory"][0]
     first = batch.arrays["step_type"] == int(StepType.FIRST)
-    return RecurrentState(memory[0], first), RecurrentState(torch.zeros_like(memory[0]), first)
+    return RecurrentState(memory, first), RecurrentState(torch.zeros_like(memory), first)
 
 
 @dataclass

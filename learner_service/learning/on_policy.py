@@ -1,34 +1,43 @@
 """The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
 
-On a CPU an update is `_rows`, then `_passes`, then the stages' steps; `_learn_in_graphs` and
-`fixed_shapes` are CUDA's alone. There all of it is a few CUDA graphs, of the steps on a few
-minibatches each, whatever the number of environments. Of larger graphs there would be fewer to
-launch, and to capture one would take longer.
+On a CPU an update is `_rows`, then the stages' steps on each pass's minibatches. On a GPU it is a
+few CUDA graphs: see graphed.py.
 """
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from murmur.learner_service.learning.fixed_shapes import FixedShapes
+from murmur.learner_service.device.cuda_graph import Captured, Outputs
+from murmur.learner_service.device.streams import Pace
+from murmur.learner_service.layers.forward import chunk_of
+from murmur.learner_service.layers.inputs import ActorInputs, Inputs
+from murmur.learner_service.layers.recurrent import RecurrentState
+from murmur.learner_service.learning.actor_critic import ActorCritic
 from murmur.learner_service.learning.minibatches import (
     Pass,
     Rows,
     number_of_minibatches,
-    observed_columns,
     recurrent_states,
 )
+from murmur.learner_service.learning.options import OnPolicyCriticConfig
 from murmur.learner_service.learning.returns import annealed
-from murmur.learner_service.learning.rollout_rows import RolloutRows
+from murmur.learner_service.storage.flight import transitions_in
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.learner_service.storage.storage import lengthened, observed
+from murmur.shared.wire.dataset import OBSERVATION
+from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 
+# Recurrent states of the policy and of the critic.
+RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
 Round = tuple[str, ...]  # stages of an update's round, by name: all passes go through these
+_MOST_AT_ONCE = 16  # minibatches of a graph
+_ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
 
 
 class Schedule:
@@ -105,20 +114,31 @@ class Schedule:
             group["lr"] = rate
 
 
-class OnPolicyAlgorithm(RolloutRows):
+class OnPolicyAlgorithm(ActorCritic[Rollout]):
     """Learns from each rollout once. Used by the thread that learns.
 
     A subclass finds in `_values_of_rows` and `_learnable` what minibatches learn from, and steps on
     them in the functions of `_stages`.
     """
 
-    _logged: tuple[str, ...]
-    # Of a stage: inputs and columns that it does not need.
-    _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    REMEMBERS = True
+    _NUM_BATCH_SCALARS: int  # length of the last result of `_learnable`
+    _config: OnPolicyCriticConfig
+    _critic_inputs: ActorInputs
+    _step_scalars: tuple[str, ...]  # names of logged scalars, means over minibatches
+    _logged: tuple[str, ...]  # names of all logged scalars
+    _single = False  # minibatches are of single agents' rows
+    _columns: tuple[str, ...]  # names of the columns that `_learnable` returns
 
     @override
     def _prepare(self) -> None:
-        super()._prepare()
+        device = self._device
+        self._static = device.type != "cpu"  # no shape depends on what rows hold
+        # Sums of the step scalars over minibatches; the last element counts minibatches.
+        self._total = torch.zeros(len(self._step_scalars) + 1, device=device)
+        self._batch_scalars = torch.zeros(self._NUM_BATCH_SCALARS, device=device)
+        self._pace = Pace(device)
+        self._longest = 0  # time steps of an unroll so far, with memory
         c = self._config
         self.unroll_length, self.unrolls_per_update = c.unroll_steps, c.unrolls_per_update
         self.rows_per_update = c.batch_size * c.batch_number
@@ -127,16 +147,11 @@ class OnPolicyAlgorithm(RolloutRows):
             c.entropy_weight,
             c.anneal_updates,
             c.final_lr_fraction,
-            self._device,
+            device,
             static=self._static,
         )
         self._counts = {"updates": 0}
-        self._fixed = FixedShapes(self, self._columns)
         self._each_stage = self._stages()
-        self._steps_in_graphs = {
-            name: self._fixed.capture_steps(name, step, self._unused.get(name, ()))
-            for name, step in self._each_stage.items()
-        }
 
     def update(self, batch: Rollout) -> dict[str, Tensor]:
         """Learn from a rollout, in minibatches of joint rows.
@@ -168,76 +183,23 @@ class OnPolicyAlgorithm(RolloutRows):
         else:
             self.graphs.eager_calls["update"] += 1
             self._total.zero_()
-            rows = self._rows(batch)
-            rounds = self._rounds()
+            rows, rounds = self._rows(batch), self._rounds()
             for names in rounds:
-                for minibatches in self._passes(rows, batch, number):
-                    for name in names:
-                        self._each_stage[name](minibatches)
+                seen = rows.of_single_agents() if self._single else rows
+                for k in range(c.data_passes):
+                    if k and self.transforms.draws:  # each pass but the first sees other changes
+                        again = self._redrawn_rows(rows, batch)
+                        seen = again.of_single_agents() if self._single else again
+                    minibatches = seen.shuffled(number, self._generator)
+                    if minibatches.number:
+                        for name in names:
+                            self._each_stage[name](minibatches)
                 if names is not rounds[-1]:
                     rows = self._after_round(rows, names)
         self._schedule.restore()
         self._counts["updates"] += 1
         scalars = self._scalars(self._total, self._batch_scalars)
         return dict(zip(self._logged, scalars.unbind(), strict=True))
-
-    @override
-    def graph_bytes(self, rows: int) -> float:
-        return self._fixed.expected_bytes(rows)
-
-    def _passes(self, rows: Rows, batch: Rollout, number: int) -> Iterator[Pass]:
-        """Yield the rows of each pass, shuffled into a number of minibatches."""
-        first = rows.of_single_agents() if self._single else rows
-        for k in range(self._config.data_passes):
-            seen = first
-            if k and self.transforms.draws:
-                again = self._redrawn_rows(rows, batch)
-                seen = again.of_single_agents() if self._single else again
-            minibatches = seen.shuffled(number, self._generator)
-            if minibatches.number:
-                yield minibatches
-
-    def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
-        """Learn as `update` does, on a GPU; sums go to `_total` and `_batch_scalars`."""
-        fixed, rounds = self._fixed, self._rounds()
-        fixed.load(arrays, number)
-        arrays = self._completed(arrays)
-        words = fixed.pack(arrays)
-        fixed.prepare(words)
-        memory = arrays["memory"][0] if self.memory_size else None
-        for names in rounds:
-            seen = words
-            for k in range(self._config.data_passes):
-                if k and self.transforms.draws:
-                    seen = fixed.pack(arrays, again=True)
-                    fixed.add_columns(seen)
-                for name in names:
-                    for start in range(0, number, self._block):
-                        given = fixed.gather(seen, memory, k, start)
-                        self._call(self._steps_in_graphs[name], given)
-            if names is not rounds[-1]:
-                self._after_round_in_graphs(words, memory, number, names)
-                fixed.add_columns(words)
-
-    def _rounds(self) -> Sequence[Round]:
-        """Return the rounds of an update: each makes all passes, one round after the other."""
-        return (tuple(self._each_stage),)
-
-    def _after_round(self, rows: Rows, names: Round) -> Rows:
-        """Return the rows that the next round learns from; called after all rounds but the last."""
-        return rows
-
-    def _after_round_in_graphs(
-        self, words: Tensor, memory: Tensor | None, number: int, names: Round
-    ) -> None:
-        """Change the columns of FixedShapes as `_after_round` changes those of rows.
-
-        Args:
-            words: [R, A, W] rows as the first pass has them.
-            memory: [B, A, Z] recurrent state of the policy before the first row, or None.
-            number: number of minibatches.
-            names: stages of the round that has just ended.
-        """
 
     @torch.no_grad()
     def _rows(self, batch: Rollout) -> Rows:
@@ -248,26 +210,96 @@ class OnPolicyAlgorithm(RolloutRows):
         obs = {name: x.flatten(0, 1) for name, x in observed(arrays).items()}
         action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
         action = action if action.is_floating_point() else action.long()
-        inputs, states = self._fed(obs, action), recurrent_states(batch)
+        inputs, seen = self._fed(obs, action)
+        states: RecurrentStates = recurrent_states(batch) if self.memory_size else (None, None)
         values = self._values_of_rows(inputs, states, action, obs, envs)
         values = {name: x.view(length, envs, -1) for name, x in values.items()}
         columns, weight, batch_scalars = self._learnable(batch, values, None)
         self._batch_scalars.copy_(batch_scalars)
         weight = weight.flatten(0, 1)
-        columns = {name: x.flatten(0, 1) for name, x in columns.items()}
-        columns |= {"action": action[: len(weight)], **observed_columns(obs)}
+        columns = {name: x.flatten(0, 1) for name, x in columns.items()} | seen
         actor, critic = (state and state.without_last() for state in states)
         return Rows(*inputs, columns, weight, self._sharing, actor, critic, self._group)
+
+    def _fed(
+        self, obs: dict[str, Tensor], action: Tensor
+    ) -> tuple[tuple[Inputs, Inputs], dict[str, Tensor]]:
+        """Return what rows of observations and actions [R, A, ...] are fed and compared to.
+
+        Returns:
+            inputs of actor and critic, the same object where both are fed alike; and columns: the
+            actions and, if they are observed, which ones are legal and what an expert would do.
+        """
+        inputs = self._actor_inputs(obs)
+        critic = inputs
+        if self._critic_inputs is not self._actor_inputs:
+            critic = self._critic_inputs(obs, action)
+        columns = {"action": action}
+        if ACTION_MASK in obs:
+            columns["mask"] = obs[ACTION_MASK]
+        if EXPERT_ACTION in obs:
+            expert = obs[EXPERT_ACTION]
+            columns[EXPERT_ACTION] = expert if expert.is_floating_point() else expert.long()
+        return (inputs, critic), columns
 
     @torch.no_grad()
     def _redrawn_rows(self, rows: Rows, batch: Rollout) -> Rows:
         """Return rows of a batch with what was seen and done changed at random."""
         count = len(rows.weight)
         obs = {name: x.flatten(0, 1)[:count] for name, x in observed(batch.arrays).items()}
-        obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
-        actor, critic = self._fed(obs, action)
-        columns = rows.columns | {"action": action} | observed_columns(obs)
-        return replace(rows, actor=actor, critic=critic, columns=columns)
+        obs, action = self.redrawn(obs, rows.columns["action"][:count], rows.actor_state)
+        (actor, critic), seen = self._fed(obs, action)
+        return replace(rows, actor=actor, critic=critic, columns=rows.columns | seen)
+
+    def redrawn(
+        self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return observations and actions changed at random; an environment's rows change alike.
+
+        Args:
+            obs: name -> [R, A, ...].
+            action: [R, A, ...].
+            state: recurrent state before the first rows; None: rows are single ones.
+        """
+        rows = {OBSERVATION + name: x for name, x in obs.items()} | {"action": action}
+        steps = 1 if state is None or state.first is None else len(state.first)
+        found = self.transforms.draw(rows, self._generator, steps)
+        return {name: found[OBSERVATION + name] for name in obs}, found["action"]
+
+    @abstractmethod
+    def _values_of_rows(
+        self,
+        inputs: tuple[Inputs, Inputs],
+        states: RecurrentStates,
+        action: Tensor,
+        obs: Mapping[str, Tensor],
+        envs: int = 0,
+    ) -> dict[str, Tensor]:
+        """Return what `_learnable` needs of rows, [R, A] by name.
+
+        Args:
+            inputs: inputs of actor and critic.
+            states: recurrent states of both.
+            action: [R, A, ...].
+            obs: name -> [R, A, ...].
+            envs: number of the first rows, those of the first time; 0: rows are of any time.
+        """
+
+    @abstractmethod
+    def _learnable(
+        self, batch: Rollout, values: Mapping[str, Tensor], rows: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Return what minibatches learn from; called once an update, may be captured.
+
+        Args:
+            batch: its small arrays at least, [L + 1, B, ...], in graphs padded.
+            values: [L + 1, B, A] result of `_values_of_rows`.
+            rows: scalar, L x B without padding; None: nothing is padded.
+
+        Returns:
+            `_columns` by name, [L, B, A] each; weight [L, B, A], 1 where a row counts, else 0; and
+            the batch's scalars [numbers] for `_scalars`.
+        """
 
     @abstractmethod
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
@@ -276,10 +308,66 @@ class OnPolicyAlgorithm(RolloutRows):
         A pass goes through those of its round one after the other; each may be captured.
         """
 
+    @abstractmethod
+    def _scalars(self, total: Tensor, batch_scalars: Tensor) -> Tensor:
+        """Return `_logged` of sums over minibatches, and of what `_learnable` found."""
+
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a batch's arrays with what it lacks."""
         return arrays
 
+    def _rounds(self) -> Sequence[Round]:
+        """Return the rounds of an update: each makes all passes, one round after the other."""
+        return (tuple(self._each_stage),)
+
+    def _after_round(self, rows: Rows, names: Round) -> Rows:
+        """Return the rows that the next round learns from; called after all rounds but the last."""
+        return rows
+
     @abstractmethod
-    def _scalars(self, total: Tensor, batch_scalars: Tensor) -> Tensor:
-        """Return `_logged` of sums over minibatches, and of what `_learnable` found."""
+    def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
+        """Learn as `update` does, on a GPU; sums go to `_total` and `_batch_scalars`."""
+
+    @property
+    def _imitates(self) -> bool:
+        return self._spec.observation(EXPERT_ACTION) is not None
+
+    @property
+    def _width(self) -> int:
+        """Units of a minibatch, on a GPU: the same whatever the number of environments."""
+        if not self._static:
+            return 0
+        c, steps = self._config, self._spec.max_episode_steps
+        wanted = c.batch_size / (1 if self._single else self._spec.acting_agents)  # transitions
+        if self.memory_size:
+            units = wanted / transitions_in(self._longest - 1, steps)
+        else:  # a step of the longest episodes leads from one's end to the next one's beginning
+            units = wanted * (1 + (1 / steps if steps else 0))
+        return math.ceil(_ROOM * units) + (self._group.size > 1)
+
+    @property
+    def _block(self) -> int:
+        """Minibatches of a graph."""
+        number = self._config.batch_number
+        return max(k for k in range(1, _MOST_AT_ONCE + 1) if number % k == 0)
+
+    @property
+    def _rows_at_once(self) -> int:
+        """Joint rows that networks are fed at once on a GPU; environments with memory."""
+        if self.memory_size:
+            return self._width
+        agents, width = self._spec.num_agents, self._width
+        joint = width / self._spec.acting_agents if self._single else width
+        whole = math.ceil(joint * self._config.batch_number * 9 / 8)  # with unrolls' last rows
+        shapes = self._actor_inputs.shape.image, self._critic_inputs.shape.image
+        most = min(chunk_of(image, self._device) for image in shapes)
+        return max(1, min(most // agents, whole))
+
+    def _call(self, step: Captured, given: Mapping[str, Tensor], **options: int) -> Outputs:
+        """Run a graph, a few of them ahead of the device at most.
+
+        What it returns the next call overwrites.
+        """
+        outputs = step(given, **options)
+        self._pace.given()
+        return outputs

@@ -34,7 +34,7 @@ def lambda_returns(
         discount: [T, B, A] (or [T, B, 1]) d_{t+1}: 0 if the episode terminated there, else 1.
         bootstrap: [T, B, A] V_{t+1}, value of row t+1, for example Q(s_{t+1}, a_{t+1}).
         last: [T, B] bool, whether row t+1 is LAST.
-        gamma: discount factor; [T, B, A] if steps differ, see `Transitions.rates`.
+        gamma: discount factor; [T, B, A] if steps differ.
         lambda_: 0 is one-step TD, 1 is Monte Carlo; or [T, B, A].
 
     Returns:
@@ -75,7 +75,7 @@ def vtrace_returns(
         value: [T + 1, B, A] V of all rows.
         last: [T, B] bool, whether row t+1 is LAST.
         log_ratio: [T, B, A] log pi(a_t) - log mu(a_t); 0 where no action counts.
-        gamma: discount factor; [T, B, A] if steps differ, see `Transitions.rates`.
+        gamma: discount factor; [T, B, A] if steps differ.
         lambda_: 0 is one-step TD; 1 is V-trace as published; or [T, B, A].
         clip: upper bound of the importance ratio, for the target and for the trace.
 
@@ -133,12 +133,8 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
     Returns:
         [R] to be maximised.
     """
-    return torch.clamp(log_ratio.exp() * advantage, max=most_gain(advantage, clip))
-
-
-def most_gain(advantage: Tensor, clip: float) -> Tensor:
-    """The bound in `clipped_surrogate`: A + clip |A|."""
-    return torch.add(advantage, advantage.abs(), alpha=clip)
+    most_gain = torch.add(advantage, advantage.abs(), alpha=clip)
+    return torch.clamp(log_ratio.exp() * advantage, max=most_gain)
 
 
 def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
@@ -236,44 +232,53 @@ class ValueNorm(nn.Module):
         self.clipped = sharing.new_zeros(())  # of one rank: no part of the statistics
         self.outlier = sharing.new_zeros(2)
 
-    def plausible(self, returns: Tensor, counted: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Clip returns.
+    def update(
+        self,
+        returns: Tensor,
+        counted: Tensor,
+        group: Group = ALONE,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Clip returns to what is plausible, and update the statistics by them.
+
+        A parameter group without a return that counts keeps its statistics.
 
         Args:
             returns: [R, A].
             counted: [R, A] mask, 1 for a return that counts, else 0.
+            group: group of the ranks that hold the returns.
             rows: scalar, R without padding: nothing waits for the device. None: nothing is padded,
                 and it waits to see whether there is anything to clip.
+
+        Returns:
+            [R, A] returns, clipped.
         """
+        # 1. What is outside the reach of the statistics so far, and of the batch's crowd.
         valid = counted > 0
         mean, std = self.statistics()
         started = of_agents(self.weight, self._sharing) > 0
         reach = (_REACH * std).where(started, -math.inf)
         low, high = mean - reach, mean + reach
+        clips = rows is not None
         if rows is None:
             self.clipped.zero_()
             outside = ((returns < low) | (returns > high)) & valid
-            if len(returns) < CROWD_ROWS or not outside.any():
-                return returns
-        x, counts = returns.unsqueeze(-1), valid.unsqueeze(-1)
-        crowds = [crowd(x, counts, agents, _REACH, 0.0, rows) for agents in self._agents_of]
-        crowd_low, crowd_high = (torch.cat(ends) for ends in zip(*crowds, strict=True))  # [S]
-        # By index: a product with 0 would make NaN of infinite ends.
-        low = torch.minimum(low, crowd_low.index_select(0, self._set))
-        high = torch.maximum(high, crowd_high.index_select(0, self._set))
-        clipped = valid if rows is None else valid & (rows >= CROWD_ROWS)
-        taken = torch.maximum(torch.minimum(returns, high), low).where(clipped, returns)
-        excess = (returns - taken).abs().flatten()
-        self.clipped.copy_((excess > 0).sum())
-        at = excess.argmax(0, keepdim=True)
-        self.outlier.copy_(torch.cat([x.flatten().gather(0, at) for x in (returns, taken)]))
-        return taken
-
-    def update(self, returns: Tensor, counted: Tensor, group: Group = ALONE) -> None:
-        """Update by returns [R, A] where `counted` is 1; a group without any keeps its statistics.
-
-        The returns are those of all ranks of the group.
-        """
+            clips = len(returns) >= CROWD_ROWS and bool(outside.any())
+        if clips:
+            x, counts = returns.unsqueeze(-1), valid.unsqueeze(-1)
+            crowds = [crowd(x, counts, agents, _REACH, 0.0, rows) for agents in self._agents_of]
+            crowd_low, crowd_high = (torch.cat(ends) for ends in zip(*crowds, strict=True))  # [S]
+            # By index: a product with 0 would make NaN of infinite ends.
+            low = torch.minimum(low, crowd_low.index_select(0, self._set))
+            high = torch.maximum(high, crowd_high.index_select(0, self._set))
+            clipped = valid if rows is None else valid & (rows >= CROWD_ROWS)
+            taken = torch.maximum(torch.minimum(returns, high), low).where(clipped, returns)
+            excess = (returns - taken).abs().flatten()
+            self.clipped.copy_((excess > 0).sum())
+            at = excess.argmax(0, keepdim=True)
+            self.outlier.copy_(torch.cat([x.flatten().gather(0, at) for x in (returns, taken)]))
+            returns = taken
+        # 2. The running statistics.
         counts, sums, squares = (
             self._sharing @ x.sum(0)
             for x in (counted, returns * counted, returns.square() * counted)
@@ -283,6 +288,7 @@ class ValueNorm(nn.Module):
         self.mean.lerp_(sums / counts, fresh)
         self.square.lerp_(squares / counts, fresh)
         self.weight.lerp_(torch.ones_like(self.weight), fresh)
+        return returns
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return each agent's mean and deviation, [A]."""

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from murmur.learner_service.device.streams import enter_stream
-from murmur.learner_service.serving.batcher import DynamicBatcher, Request, deliver
 from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.evaluation import EvaluationScheduler
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import DynamicBatcher, EnvSession, Request, deliver
 from murmur.learner_service.serving.snapshots import Snapshots
 from murmur.learner_service.serving.staging import ForwardRows, RowTarget, Staging
 from murmur.learner_service.storage.storage import Unroll, UnrollStorage
@@ -117,8 +116,13 @@ class ServingStats:
         self._agent_steps.inc(acted * self._acting_agents)
         session.episode_return += timestep.reward.sum(1)
         untrained = self.progress.updates == 0
-        if untrained and self._num_agents > 1:
-            self._compare(timestep.reward)
+        if self._num_agents > 1 and (untrained or not all_mid):
+            # Rows that reward one agent and punish another: such agents compete. Of a policy that
+            # has learned, episodes' last rows alone.
+            reward = timestep.reward if untrained else timestep.reward[step_type == _LAST]
+            counts = self.progress.rewards_at_odds
+            counts[0] += int(reward.any(1).sum())
+            counts[1] += int(((reward.min(1) < 0) & (reward.max(1) > 0)).sum())
         if session.messages == 1:
             session.untrained[:] = untrained
         if all_mid:
@@ -128,8 +132,6 @@ class ServingStats:
             finished = int(last.sum())
             self.progress.episodes += finished
             self.metrics.counter("episodes", mode="train").inc(finished)
-            if self._num_agents > 1 and not untrained:
-                self._compare(timestep.reward[last])
             self.progress.finish_returns(session.episode_return[last], session.untrained[last])
             if self.curriculum is not None:
                 self.curriculum.note(session.begun, last, session.episode_return, timestep.metrics)
@@ -139,12 +141,6 @@ class ServingStats:
         if aborted := int((step_type == _ABORTED).sum()):
             self.metrics.counter("episodes_dropped", reason="environment").inc(aborted)
         session.episode_return[session.over], session.untrained[session.over] = 0, untrained
-
-    def _compare(self, reward: Array) -> None:
-        """Count rows [n, A] that reward one agent and punish another: such agents compete."""
-        counts = self.progress.rewards_at_odds
-        counts[0] += int(reward.any(1).sum())
-        counts[1] += int(((reward.min(1) < 0) & (reward.max(1) > 0)).sum())
 
 
 @dataclass(slots=True)

@@ -24,9 +24,8 @@ from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.device.streams import Fence
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.ranks.group import ALONE, Group
-from murmur.learner_service.serving.batcher import Request
 from murmur.learner_service.serving.game import EPISODES, Game, Opponent, Pairing
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession, Request
 from murmur.learner_service.serving.staging import ForwardRows, Staging
 from murmur.shared.config.experiment import LeagueConfig
 from murmur.shared.wire.seeding import episode_seeds, uniform

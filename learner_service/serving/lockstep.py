@@ -17,10 +17,9 @@ from murmur.learner_service.serving.admission import (
     Context,
     Refused,
 )
-from murmur.learner_service.serving.batcher import DynamicBatcher, Request
 from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.evaluation import EvaluationScheduler
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import DynamicBatcher, EnvSession, Request
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.learner import LearnerConfig

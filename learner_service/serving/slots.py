@@ -12,7 +12,7 @@ from torch import Tensor
 from murmur.learner_service.checkpoint.parts import SLOTS
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.serving.curriculum import Curriculum
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession
 from murmur.learner_service.telemetry.progress import Progress
 from murmur.shared.config.episode_options import Values
 from murmur.shared.rpc import rollout_pb2 as pb

@@ -27,7 +27,7 @@ from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured,
 from murmur.learner_service.device.readback import Readback
 from murmur.learner_service.device.streams import Fence
 from murmur.learner_service.learning.base import Policy
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession
 from murmur.learner_service.storage.storage import DTYPES, Record, Unroll, UnrollStorage
 from murmur.learner_service.telemetry.copied import Copied
 from murmur.shared.process.process import logger

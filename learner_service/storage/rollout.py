@@ -114,25 +114,6 @@ class Transitions:
     waits: Tensor | None = None
     unfinished: Tensor | None = None
 
-    def rates(self, gamma: float, lambda_: float) -> tuple[Tensor | float, Tensor | float]:
-        """Return the discount factor and lambda of the step from t to t+1.
-
-        Where agents take turns they are those of an agent's moves: 1 and 1 while it waits, so that
-        its rewards from a turn to its next one add up. If time step t+1 is its turn and that move
-        is unfinished, lambda is 0: the value there stands for all that follows.
-
-        Returns:
-            gamma and lambda_ themselves if all agents always act; else two of [L, B, A].
-        """
-        if self.waits is None or self.unfinished is None:
-            return gamma, lambda_
-        carry = torch.full_like(self.reward, lambda_)
-        carry[:-1].masked_fill_(self.unfinished[1:], 0)
-        return (
-            torch.full_like(self.reward, gamma).masked_fill_(self.waits, 1),
-            carry.masked_fill_(self.waits, 1),
-        )
-
 
 def transitions(batch: Rollout) -> Transitions:
     """Pair every action with the next time step's reward, discount and step type."""

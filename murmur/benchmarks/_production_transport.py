@@ -58,8 +58,8 @@ class _Host:
     curriculum = None
 
     def __init__(self, spec: EnvSpec, num_envs: int, slow: bool) -> None:
-        from murmur.learner_service.serving.batcher import DynamicBatcher
         from murmur.learner_service.serving.evaluation import EvaluationScheduler
+        from murmur.learner_service.serving.requests import DynamicBatcher
 
         self.batcher = DynamicBatcher(BatcherConfig())
         self.scheduler = EvaluationScheduler(lambda _: None)
@@ -80,7 +80,7 @@ class _Host:
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Any, list[pb.SlotStart]]:
         """Admit a session to the next free slots."""
-        from murmur.learner_service.serving.session import EnvSession
+        from murmur.learner_service.serving.requests import EnvSession
 
         n = hello.num_envs
         first = self._sessions * n
@@ -93,7 +93,7 @@ class _Host:
 
     def answer(self) -> None:
         """Answer requests, as the inference thread."""
-        from murmur.learner_service.serving.batcher import deliver
+        from murmur.learner_service.serving.requests import deliver
 
         while (requests := self.batcher.next_batch(0.2)) is not None:
             if requests:

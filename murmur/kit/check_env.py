@@ -38,7 +38,7 @@ from murmur.env_service.watchdog.descendants import (
     lead_session,
     marked,
 )
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.runs.settings import environment_config, environment_factory
 from murmur.shared.config.episode_options import EnvironmentConfig, Value
 from murmur.shared.config.plugin_folders import look_in

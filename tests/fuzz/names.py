@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from murmur.learner_service.serving.batcher import Request
 from murmur.learner_service.serving.lockstep import in_order
+from murmur.learner_service.serving.requests import Request
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import SpecError
@@ -23,7 +23,7 @@ from tests.wire import hello
 
 MODULES = (
     "murmur.learner_service.serving.lockstep",
-    "murmur.learner_service.serving.session",
+    "murmur.learner_service.serving.requests",
     "murmur.shared.wire.spec",
 )
 SEEDS = [b"\3\1\0" + bytes(range(1, 40)), b"\2\0\1abc", b"\6\1\2\1\2\3\4\5", b"\2\1\3\7", b"\4\1\4"]

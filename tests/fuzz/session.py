@@ -13,7 +13,7 @@ from tests.wire import hello_message
 
 MODULES = (
     "murmur.learner_service.serving.lockstep",
-    "murmur.learner_service.serving.session",
+    "murmur.learner_service.serving.requests",
     "murmur.shared.wire.codec",
     "murmur.shared.wire.framing",
 )

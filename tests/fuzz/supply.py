@@ -19,10 +19,10 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from murmur.env_service.metrics import WorkerMetrics
-from murmur.env_service.sessions.call import Call
 from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.sessions.supply import SupplySession
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.sessions.worker import Call
+from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.learner_service.images.supply import SupplyDesk
 from murmur.learner_service.serving.admission import Admission
 from murmur.learner_service.serving.server import RolloutServer

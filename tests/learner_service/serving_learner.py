@@ -10,11 +10,10 @@ import torch
 from murmur.env_service.environment import VectorEnvironment
 from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.learning.base import Algorithm, Policy
-from murmur.learner_service.serving.batcher import DynamicBatcher, Request
 from murmur.learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import DynamicBatcher, EnvSession, Request
 from murmur.learner_service.serving.snapshots import Snapshots
 from murmur.learner_service.serving.staging import PackedStaging, make_staging
 from murmur.learner_service.storage.storage import Arena, time_step_layout

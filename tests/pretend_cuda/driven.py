@@ -14,8 +14,7 @@ import numpy as np
 
 from murmur.learner_service.context import RunContext
 from murmur.learner_service.run import Run
-from murmur.learner_service.serving.batcher import Request
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession, Request
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.codec import ActionCodec

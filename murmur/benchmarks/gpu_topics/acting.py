@@ -22,8 +22,7 @@ from murmur.benchmarks.gpu_topics.topics import Context
 from murmur.env_service.environment import make_environment
 from murmur.learner_service.context import RunContext
 from murmur.learner_service.run import Run
-from murmur.learner_service.serving.batcher import Request
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession, Request
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.ledger import Ledger

@@ -11,10 +11,9 @@ import grpc
 import numpy as np
 
 from murmur.learner_service.serving.admission import Admission
-from murmur.learner_service.serving.batcher import Request
 from murmur.learner_service.serving.lockstep import EnvSessions
+from murmur.learner_service.serving.requests import EnvSession, Request
 from murmur.learner_service.serving.server import RolloutServer
-from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.rpc import LOAD_METHOD

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from murmur.env_service.environment import VectorEnvironment, make_environment
 from murmur.env_service.envs.matrix import Config, MatrixGame
 from murmur.env_service.sessions.expert import Expert
-from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment, Heartbeat
 from murmur.shared.config import Section
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate

@@ -18,8 +18,7 @@ from murmur.env_service.sessions.ranks import LearnerChoice, Rank, Ranks, look_u
 from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.sessions.supply import run_supply
 from murmur.env_service.sessions.worker import WorkerSession, run_sessions, run_until
-from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment, Heartbeat
 from murmur.kit.certs import make_certificates
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from murmur.env_service.metrics import WorkerMetrics
 from murmur.env_service.sessions.ranks import Ranks
 from murmur.env_service.sessions.supply import SupplySession
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.kit.conformance.peer import Ended, Peer, Session, Status
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate

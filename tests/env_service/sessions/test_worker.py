@@ -26,8 +26,7 @@ from murmur.env_service.sessions.worker import (
     run_sessions,
     run_until,
 )
-from murmur.env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment, Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import (
     ConnectionLostError,

@@ -346,7 +346,7 @@ def test_weights_and_td_errors() -> None:
         action = batch.arrays["action"]
         joint = masac._joint_inputs(batch.observation(), action)
         vector = torch.cat([joint.vector, action], 2)  # type: ignore[list-item]
-        q = masac._critics(masac.critic, type(joint)(None, vector)).squeeze(-1)
+        q, _ = forward(masac.critic, type(joint)(None, vector), None, masac._precision)
     error = (q - batch.reward.unsqueeze(-1)).abs()
     weight = batch.weight.view(-1, 1, 1)
     scalars = masac.update(batch)

@@ -9,7 +9,7 @@ from torch import Tensor
 from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.layers.stacked import sharing_agents
 from murmur.learner_service.learning.fixed_shapes import packed, unpacked
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.graphed import GraphedAlgorithm
 from murmur.learner_service.learning.returns import ValueNorm
 from murmur.learner_service.preprocess.running_moments import crowd
 from murmur.learner_service.storage.rollout import Batch, transitions
@@ -19,13 +19,13 @@ from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.learner_service.toys import CPU
 
 
-def on_a_gpu(name: str) -> OnPolicyAlgorithm:
+def on_a_gpu(name: str) -> GraphedAlgorithm:
     built = build(name, False)
-    assert isinstance(built, OnPolicyAlgorithm)
+    assert isinstance(built, GraphedAlgorithm)
     return built
 
 
-def learn(algorithm: OnPolicyAlgorithm, batch: Batch) -> dict[str, Tensor]:
+def learn(algorithm: GraphedAlgorithm, batch: Batch) -> dict[str, Tensor]:
     return algorithm.update(Batch(dict(batch.arrays), batch.version, times=batch.times))
 
 
@@ -127,9 +127,9 @@ def test_outliers_of_a_padded_batch_are_those_of_the_batch() -> None:
     for _ in range(2):
         norms[0].update(values[:300, :, 0], torch.ones(300, 2))
         norms[1].update(values[:300, :, 0], torch.ones(300, 2))
-    plain = norms[0].plausible(values.squeeze(-1), valid.float().squeeze(-1))
+    plain = norms[0].update(values.squeeze(-1), valid.float().squeeze(-1))
     returns, counted = (torch.cat([x.squeeze(-1), torch.zeros(1448, 2)]) for x in (values, valid))
-    assert torch.equal(norms[1].plausible(returns, counted, torch.tensor(600))[:600], plain)
+    assert torch.equal(norms[1].update(returns, counted, rows=torch.tensor(600))[:600], plain)
     assert float(norms[0].clipped) == float(norms[1].clipped)
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from murmur.learner_service.serving.batcher import DynamicBatcher, Request
 from murmur.learner_service.serving.evaluation import Evaluation
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import DynamicBatcher, EnvSession, Request
 from murmur.shared.config.learner import BatcherConfig
 from tests.learner_service.toys import make_coma, row, vector_spec
 

@@ -19,7 +19,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.serving.game import Opponent, Pairing, check_opponent, team_spec
 from murmur.learner_service.serving.league import League
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession
 from murmur.learner_service.serving.staging import HostStaging
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import LeagueConfig

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession
 from murmur.learner_service.serving.slots import replay
 from murmur.shared.wire.timestep import Array
 from tests.learner_service.serving_learner import Serving

@@ -3,7 +3,7 @@
 import numpy as np
 
 from murmur.learner_service.checkpoint.parts import SLOTS
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession
 from murmur.learner_service.serving.slots import SlotTable
 from murmur.learner_service.telemetry.progress import Progress
 from murmur.shared.rpc import rollout_pb2 as pb

@@ -9,7 +9,7 @@ import torch
 from murmur.learner_service.algorithms.mappo import Config, Mappo
 from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession
 from murmur.learner_service.serving.staging import ForwardRows, HostStaging, Packet, SlotMemory
 from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.shared.config import PluginConfig

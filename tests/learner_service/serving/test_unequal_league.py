@@ -14,7 +14,7 @@ from murmur.learner_service.checkpoint.contents import spec_text
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.learning.team_specs import View
 from murmur.learner_service.serving.game import Game, opponent_view
-from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.requests import EnvSession
 from murmur.shared.config.experiment import LeagueConfig
 from murmur.shared.process.errors import CheckpointError, MurmurError
 from murmur.shared.wire.spec import ADJACENCY, ArraySpec, Discrete, EnvSpec

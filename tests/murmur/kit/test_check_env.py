@@ -6,7 +6,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.kit.check_env import compilation_shown, patience_s
 
 
