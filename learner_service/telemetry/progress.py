@@ -161,11 +161,8 @@ class Progress:
         total = state["env_steps"]
         self.env_steps = state.get("own_env_steps", total)
         self.others_env_steps = total - self.env_steps
-        # Older checkpoints lack some; they count all that was received, once.
-        older = {"env_steps_received": self.env_steps, "updates_skipped": 0}
-        for name in _COUNTERS:
-            setattr(self, name, {**older, **state}[name])
-        self.epochs = state.get("epochs", 0)
+        for name in (*_COUNTERS, "epochs"):
+            setattr(self, name, state[name])
         self.rows_dropped = dict(state["rows_dropped"])
         self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
         for name in _OF_THE_START:
