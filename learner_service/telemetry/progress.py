@@ -16,9 +16,8 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
-from murmur.learner_service.telemetry.scalars import scalars_of
 from murmur.learner_service.telemetry.statistics import FEWEST, Statistics
-from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened
+from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened, scalars_of
 from murmur.shared.config.experiment import RunConfig, TrackingConfig
 from murmur.shared.config.text import parse_yaml, without_secrets
 from murmur.shared.process.errors import ResourceError
