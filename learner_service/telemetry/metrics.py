@@ -22,9 +22,8 @@ from murmur.shared.config.cores import available_cores
 from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import Ledger, ThreadClock
 from murmur.shared.process.process import logger
-from murmur.shared.wire.notices import FILE, PREFIX, Notice, notice_line, read_notices
+from murmur.shared.wire.notices import FILE, PREFIX, Notice, Notices, notice_line, read_notices
 
-_MOST_NOTICES = 256  # different ones of a run
 _MOST_KINDS = 32  # of notices that the metric tells apart
 _OTHER = "other"
 
@@ -82,8 +81,10 @@ class RankRegistry(CollectorRegistry):
             yield family
 
 
-class NoticeLog:
+class NoticeLog(Notices):
     """Collect the notices that sessions and the learner give. Any thread may call it."""
+
+    most = 256  # of a run
 
     def __init__(self, count: Callable[[str], None]) -> None:
         """Keep nothing on disk until `keep_in`.
@@ -91,43 +92,35 @@ class NoticeLog:
         Args:
             count: adds 1 to the metric `notices` of a kind.
         """
+        super().__init__()
         self._count = count
         self._file: Path | None = None
-        self._said: set[tuple[str, str]] = set()
         self._kinds: set[str] = set()
-        self._full = False
         self._lock = threading.Lock()
 
     def keep_in(self, run_dir: Path) -> None:
         """Append to the run's notices from now on; those that are there were said before."""
         with self._lock:
             self._file = run_dir / FILE
-            self._said |= {(notice.kind, notice.subject) for notice in read_notices(self._file)}
+            self._said |= {(known.kind, known.subject): known for known in read_notices(self._file)}
 
     def said(self, kind: str, subject: str) -> bool:
         """Return whether the run was given this notice, by this process or one before it."""
         with self._lock:
-            return (kind, subject) in self._said
+            return super().said(kind, subject)
 
     def add(self, notices: Iterable[Notice]) -> None:
         """Log, count and keep those whose kind and subject are new."""
         with self._lock:
+            all_kept = not self.dropped
             for notice in notices:
-                key = notice.kind, notice.subject
-                if key in self._said:
-                    continue
-                if len(self._said) >= _MOST_NOTICES:
-                    if not self._full:
-                        self._full = True
-                        logger.warning(
-                            "%s%d notices came; further ones are left out", PREFIX, _MOST_NOTICES
-                        )
-                    return
-                self._said.add(key)
+                self.say(notice.kind, notice.subject, notice.text)
+            if all_kept and self.dropped:
+                logger.warning("%s%d notices came; further ones are left out", PREFIX, self.most)
+            for notice in self.take():
                 if len(self._kinds) < _MOST_KINDS:
                     self._kinds.add(notice.kind)
                 self._count(notice.kind if notice.kind in self._kinds else _OTHER)
-                logger.warning("%s%s", PREFIX, notice.text)
                 self._keep(notice)
 
     def _keep(self, notice: Notice) -> None:
