@@ -135,14 +135,6 @@ _PATTERNS = {
     ),
     "merge": "<<",
 }
-_FIRST = {
-    "bool": "yYnNtTfFoO",
-    "null": ["~", "n", "N", ""],
-    "int": "-+0123456789",
-    "float": "-+0123456789.",
-    "timestamp": "0123456789",
-    "merge": "<",
-}
 _WHOLE = {kind: re.compile(rf"(?:{p})\Z", re.VERBOSE) for kind, p in _PATTERNS.items()}
 # Numbers that YAML 1.1 and 1.2 read differently: leading zero, base 60, base 2, signed base 16.
 _TWO_NUMBERS = re.compile(r"[-+]?0[0-9_]*[1-9][0-9_]*|.*:.*|[-+]?0b.*|[-+]0x.*")
@@ -168,58 +160,6 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as PyYAML has it
 
-    def text_of(self, node: yaml.Node, kind: str) -> str:
-        """Return a scalar's text, checked against the pattern of its tag.
-
-        Raises:
-            yaml.constructor.ConstructorError: if the text is not of that kind.
-        """
-        text: str = self.construct_scalar(node)  # type: ignore[arg-type]
-        kinds = ("float", "int") if kind == "float" else (kind,)
-        if not any(_WHOLE[kind].match(text) for kind in kinds):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{short(text)} is no {kind}", node.start_mark
-            )
-        return text
-
-    def make_null(self, node: yaml.Node) -> None:
-        """Read `null`."""
-        self.text_of(node, "null")
-
-    def make_bool(self, node: yaml.Node) -> bool:
-        """Read `true`; in murmur's own options also `yes`, as YAML 1.1 does."""
-        return self.text_of(node, "bool").lower() in ("true", "yes", "on")
-
-    def make_int(self, node: yaml.Node) -> int:
-        """Read 12, 2_000_000, 0x1F or 0o17."""
-        text = self.text_of(node, "int").replace("_", "")
-        return int(text, 0 if text.lstrip("-+")[:2] in ("0x", "0o", "0b") else 10)
-
-    def make_float(self, node: yaml.Node) -> float:
-        """Read 1.5, 1e-3 or .inf.
-
-        Raises:
-            ConfigError: for a number that a float can hold only as infinity or 0.
-        """
-        text = self.text_of(node, "float").replace("_", "").lower()
-        if text == ".nan":
-            return math.nan  # one object: as a key it equals itself
-        if text.endswith("inf"):
-            return float(text.replace(".", ""))
-        value = float(text)
-        if math.isinf(value) or (not value and re.search("[1-9]", text.partition("e")[0])):
-            raise ConfigError(
-                f"{self.name}, line {_line(node)}: {short(node.value)} is beyond the range of a "
-                f"float, it would be {value:g}; write {'.inf' if value else '0.0'} if that is meant"
-            )
-        return value
-
-    def make_timestamp(self, node: yaml.Node) -> datetime.date:
-        """Read a date, or a time to the microsecond."""
-        self.text_of(node, "timestamp")
-        made: datetime.date = self.construct_yaml_timestamp(node)  # type: ignore[arg-type]
-        return made
-
     def make_tuple(self, node: yaml.Node) -> tuple[Any, ...]:
         """Read a tuple, which stands for one that Python code put into a configuration."""
         return tuple(self.construct_sequence(node, deep=True))  # type: ignore[arg-type]
@@ -238,9 +178,7 @@ class _Dumper(yaml.SafeDumper):
 
 for _kind, _pattern in _WHOLE.items():
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"{_TAG}{_kind}", _pattern, list(_FIRST[_kind]))
-for _kind in ("null", "bool", "int", "float", "timestamp"):
-    _Loader.add_constructor(f"{_TAG}{_kind}", getattr(_Loader, f"make_{_kind}"))
+        _class.add_implicit_resolver(f"{_TAG}{_kind}", _pattern, None)
 _Loader.add_constructor(_TUPLE, _Loader.make_tuple)
 _Dumper.add_representer(
     list,
@@ -413,22 +351,36 @@ def _refuse_twice(where: str, keys: str, first: yaml.Node, again: yaml.Node) -> 
 
 
 def _check_scalar(node: yaml.ScalarNode, where: str, keys: str) -> None:
-    """Refuse a scalar that YAML 1.1 and 1.2 read differently, unless murmur's types decide.
+    """Refuse text that its tag, the two versions of YAML or a float do not hold as one value.
+
+    What the versions read differently may stand where murmur's own types decide.
 
     Raises:
-        ConfigError: for such a scalar, with the fix.
+        ConfigError: for a scalar with two readings, or beyond a float's range, with the fix.
+        yaml.constructor.ConstructorError: for text that is not of its tag's kind.
     """
     text, kind = node.value, node.tag.removeprefix(_TAG)
+    kinds = ("float", "int") if kind == "float" else (kind,)
+    if kind in _WHOLE and not any(_WHOLE[each].match(text) for each in kinds):
+        problem = f"{short(text)} is no {kind}"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    at = f"{where}, line {_line(node)}: "
     word = kind == "bool" and _WORDS.fullmatch(text) and is_untyped(keys)
-    number = kind in ("int", "float") and _TWO_NUMBERS.fullmatch(text)
-    if not word and not number:
-        return
-    shown = f"{keys}: " if keys else ""
-    what = "true or false" if word else "the number with its decimal digits alone"
-    raise ConfigError(
-        f"{where}, line {_line(node)}: {shown}{text} is not the same in YAML 1.1 and YAML 1.2; "
-        f'write {what}, or "{text}" in quotes'
-    )
+    if word or (kind in ("int", "float") and _TWO_NUMBERS.fullmatch(text)):
+        shown = f"{keys}: " if keys else ""
+        what = "true or false" if word else "the number with its decimal digits alone"
+        raise ConfigError(
+            f"{at}{shown}{text} is not the same in YAML 1.1 and YAML 1.2; write {what}, or "
+            f'"{text}" in quotes'
+        )
+    digits = text.replace("_", "").lower()
+    if kind == "float" and not digits.endswith(("inf", "nan")):
+        value = float(digits)
+        if math.isinf(value) or (not value and re.search("[1-9]", digits.partition("e")[0])):
+            raise ConfigError(
+                f"{at}{short(text)} is beyond the range of a float, it would be {value:g}; write "
+                f"{'.inf' if value else '0.0'} if that is meant"
+            )
 
 
 def plain_value(value: object, where: str, count: list[int] | None = None) -> Any:  # noqa: ANN401 - whatever YAML can say
