@@ -176,7 +176,7 @@ class LearnerMetrics(Collector):
         self.copied = Copied()
         self.log: Counted | None = None
         self.notices = NoticeLog(lambda kind: self.counter("notices", kind=kind).inc())
-        self._ledgers: list[Ledger | ThreadClock] = []
+        self._ledgers: list[Ledger] = []
         self.registry.register(self)
         for name in kept.items() if kept else ():
             metric, labels = json.loads(name)
@@ -188,7 +188,7 @@ class LearnerMetrics(Collector):
         assert self._kept is not None
         return sum(v for k, v in self._kept.items().items() if json.loads(k)[0] == metric)
 
-    def keep(self, ledger: Ledger | ThreadClock) -> None:
+    def keep(self, ledger: Ledger) -> None:
         """Report a thread's ledger."""
         self._ledgers.append(ledger)
 
@@ -209,7 +209,7 @@ class LearnerMetrics(Collector):
 
     def ledgers(self) -> list[Ledger]:
         """Those of the threads that name their states."""
-        return [ledger for ledger in self._ledgers if isinstance(ledger, Ledger)]
+        return [ledger for ledger in self._ledgers if not isinstance(ledger, ThreadClock)]
 
     def ledger_seconds(self) -> dict[str, dict[str, float]]:
         """Seconds by thread and state."""
