@@ -340,7 +340,7 @@ def _watch_sessions(
         group.size,
         lambda: admission.training_sessions,
         updates,
-        context.metrics.gauge("ranks_without_sessions"),
+        context.metrics.gauge("ranks_without_sessions").set,
         timeout_s,
     )
 

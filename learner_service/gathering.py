@@ -175,21 +175,14 @@ class RankSync:
         own["updates_skipped"] /= group.size  # all ranks skip an update together
         own |= {f"dropped {reason}": p.rows_dropped.get(reason, 0) for reason in _REASONS}
         own["rows_waiting"] = rows_waiting
-        for rank in range(group.size):
-            here = rank == group.rank
-            own[f"received {rank}"] = p.rows_received if here else 0
-            own[f"waited {rank}"] = group.waited_s if here else 0
         total = group.agree(own, "sum")
+        received, waited = group.gather(p.rows_received), group.gather(group.waited_s)
         dropped = {reason: round(total[f"dropped {reason}"]) for reason in _REASONS}
         return {
             **{name: round(total[name]) for name in (*_SUMMED, "rows_waiting")},
             "rows_dropped": {reason: rows for reason, rows in dropped.items() if rows},
             "ranks": [
-                {
-                    "rank": rank,
-                    "rows_received": round(total[f"received {rank}"]),
-                    "wait_ranks_s": total[f"waited {rank}"],
-                }
-                for rank in range(group.size)
+                {"rank": rank, "rows_received": round(rows), "wait_ranks_s": waited_s}
+                for rank, (rows, waited_s) in enumerate(zip(received, waited, strict=True))
             ],
         }

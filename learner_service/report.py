@@ -33,7 +33,6 @@ from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.profiling import Profiling
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog, share_of_budget
 from murmur.learner_service.telemetry.statistics import Statistics
-from murmur.learner_service.telemetry.tensorboard_distributions import distributions
 from murmur.shared.config.cores import available_cores
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.plugins import resolve_plugin
@@ -56,6 +55,8 @@ _NVML_EVERY_S = 5.0  # asking takes milliseconds
 _LOOKS = 20  # lines of the log over which losses are averaged, to judge a run
 _AT_ODDS = 0.2  # share of rewarded rows, above which agents compete
 _MARGIN = 0.005  # of the range of actions, as near to a bound as at it
+MOST_VALUES = 1 << 16  # of a histogram of weights or actions; of more, evenly spread ones are taken
+_MOST_ACTIONS = 16  # histograms of a vector's numbers
 _TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped
 
 
@@ -522,6 +523,33 @@ def _largest_observation(arrays: Mapping[str, Tensor]) -> str:
     return (
         f"; its largest observation is {value:g}, in '{name.removeprefix(OBSERVATION)}' at {index}"
     )
+
+
+def distributions(parts: Mapping[str, object], action: Tensor | None) -> dict[str, Tensor]:
+    """Return values of an update for histograms, by name, where they are.
+
+    Args:
+        parts: parts of an algorithm; networks that learn nothing, such as targets, are left out.
+        action: [..., A] integers or [..., A, U] numbers of the update's batch; None: it has none.
+    """
+    found: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        for of, p in part.named_parameters() if isinstance(part, nn.Module) else ():
+            if p.grad is not None:
+                found[f"weights/{name}.{of}"] = _sampled(p)
+                found[f"gradients/{name}.{of}"] = _sampled(p.grad)
+    if action is None:
+        return found
+    if not action.is_floating_point():
+        return found | {"actions/chosen": _sampled(action)}
+    size = min(action.shape[-1], _MOST_ACTIONS)
+    return found | {f"actions/{u}": _sampled(action[..., u]) for u in range(size)}
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    """At most MOST_VALUES of a tensor's values, as floats."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: -(-len(flat) // MOST_VALUES)].float()
 
 
 def settle(metrics: LearnerMetrics, progress: Progress, held: int) -> None:

@@ -24,7 +24,6 @@ PACKAGES = {
 MOVED = {
     **PACKAGES,
     "shared.errors": "murmur.shared.process.errors",
-    "shared.notices": "murmur.shared.wire.notices",
     "shared.samples": "murmur.shared.wire.samples",
     "shared.seeding": "murmur.shared.wire.seeding",
     "shared.registry": "murmur.shared.config.plugins",
@@ -39,13 +38,6 @@ MOVED = {
     "learner_service.algorithms.returns": "murmur.learner_service.learning.returns",
     "learner_service.networks.building": "murmur.learner_service.layers.building",
     "learner_service.networks.inputs": "murmur.learner_service.layers.inputs",
-    "learner_service.layers.layers": "murmur.learner_service.layers.stacked",
-    "learner_service.layers.mlp": "murmur.learner_service.layers.stacked",
-    "learner_service.layers.snapshot": "murmur.learner_service.layers.casting",
-    "learner_service.learning.imitation": "murmur.learner_service.learning.minibatches",
-    "learner_service.learning.value_norm": "murmur.learner_service.learning.returns",
-    "learner_service.storage.unroll": "murmur.learner_service.storage.storage",
-    "shared.wire.row_check": "murmur.shared.wire.codec",
     "learner_service.runtime": "murmur.learner_service.device",
     "learner_service.runtime.precision": "murmur.learner_service.device.precision",
 }

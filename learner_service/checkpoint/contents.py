@@ -209,6 +209,18 @@ def saved_policy(
         device,
         config.run.seed,
     )
+    load_whole(algorithm, state, name, config)
+    return algorithm.evaluated(), config
+
+
+def load_whole(
+    algorithm: Algorithm[Any], state: Mapping[str, Any], name: str, config: ExperimentConfig
+) -> None:
+    """Give an algorithm that was built from a checkpoint's configuration what the file holds of it.
+
+    Raises:
+        CheckpointError: if another release of the algorithm wrote it.
+    """
     try:
         algorithm.load_state_dict(state["algorithm"])
     except (KeyError, RuntimeError, ValueError) as error:
@@ -217,7 +229,6 @@ def saved_policy(
             f"checkpoint {name} does not fit this release's '{config.algorithm.name}': {reason}; "
             "use the release it was saved by"
         ) from None
-    return algorithm.evaluated(), config
 
 
 def _differences(saved: dict[str, Any], config: ExperimentConfig) -> str:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from murmur.learner_service.checkpoint import files
 from murmur.learner_service.checkpoint.contents import saved_sections
@@ -29,6 +29,7 @@ from murmur.learner_service.telemetry.persistent_counters import PersistentCount
 from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.process.process import logger
 
+T = TypeVar("T")
 _NAME = re.compile(r"update-(\d+)\.pt")
 _OF_RANK = re.compile(r"rank(\d+)-")
 
@@ -73,18 +74,19 @@ class CheckpointFolder:
         self._rotate()
         return path
 
-    def _together(self, write: Callable[[], None]) -> None:
-        """Write on all ranks.
+    def _together(self, act: Callable[[], T]) -> T:
+        """Write or read on all ranks.
 
         Raises:
             CheckpointError: if one of them cannot.
         """
-        failed: CheckpointError | None = None
         try:
-            write()
+            done = act()
         except CheckpointError as error:
-            failed = error
-        require_all(self._group, failed)
+            require_all(self._group, error)
+            raise
+        require_all(self._group, None)
+        return done
 
     def _save_own(self, state: dict[str, Any], path: Path, storage: Storage[Any] | None) -> None:
         """Write what is this rank's: all, of one that is alone; of rank 0 all but its manifest."""
@@ -294,14 +296,8 @@ class CheckpointFolder:
         """
         refused: list[tuple[Path, CheckpointError]] = []
         for path in self._candidates():
-            state: dict[str, Any] = {}
-            failed: CheckpointError | None = None
             try:
-                state = self._load_whole(path)
-            except CheckpointError as error:
-                failed = error
-            try:
-                require_all(self._group, failed)
+                state = self._together(partial(self._load_whole, path))
             except CheckpointError as error:
                 refused.append((path, error))
                 continue

@@ -21,6 +21,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -93,7 +94,6 @@ class Graphs:
         self.eager_s: defaultdict[str, float] = defaultdict(float)
         self.capture_s: defaultdict[str, float] = defaultdict(float)
         self.retry_calls: dict[str, int] = {}
-        self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self.captures: Counter[str] = Counter()
         self.signatures: Counter[str] = Counter()
@@ -155,12 +155,10 @@ class Graphs:
             self._seen.add(shape)
         return _LIBRARIES
 
-    @property
+    @cached_property
     def stream(self) -> torch.cuda.Stream:
         """Stream of warm-up calls and of captures; never the default stream."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device, priority=self._priority)  # type: ignore[no-untyped-call]
-        return self._stream
+        return torch.cuda.Stream(self._device, priority=self._priority)  # type: ignore[no-untyped-call]
 
     def capture(
         self, function: Callable[[], Outputs], generators: Sequence[torch.Generator]

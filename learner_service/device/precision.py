@@ -1,6 +1,5 @@
 """Mixed precision: autocast, loss scaling, clipping and the optimiser step, in one place."""
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
@@ -196,10 +195,13 @@ class Precision:
         """
         if all(slices > 1 for _, slices in networks):
             grads = [(_gradients(of_one), slices) for of_one, slices in networks]
-            by_slice = clip_slices(grads, max_norm or float("inf"), self._spreads)
+            by_slice = clip_slices(grads, max_norm, self._spreads)
             norms = [of_one.amax() for of_one in by_slice]
         else:
-            norms = [self._clip([of_one], max_norm, slices)[0] for of_one, slices in networks]
+            norms = [
+                clip_gradients([of_one], max_norm, slices, self._spreads)[0]
+                for of_one, slices in networks
+            ]
         self.apply(optimizer)
         return [self._finite(norm) for norm in norms]
 
@@ -244,11 +246,6 @@ class Precision:
                 parameter.grad = torch.zeros_like(parameter)
         self.group.mean_([p.grad for p in learned if p.grad is not None])
 
-    def _clip(
-        self, parameters: list[list[nn.Parameter]], max_norm: float, num_slices: int
-    ) -> Tensor:
-        return clip_gradients(parameters, max_norm or float("inf"), num_slices, self._spreads)
-
     def _clip_for(
         self,
         optimizers: Sequence[torch.optim.Optimizer],
@@ -259,7 +256,8 @@ class Precision:
         """`clip` for each; a fused optimiser divides all its gradients by one number itself."""
         fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
         if not fused or not max_norm or num_slices > 1:
-            return self._finite(self._clip(parameters, max_norm, num_slices))
+            norms = clip_gradients(parameters, max_norm, num_slices, self._spreads)
+            return self._finite(norms)
         norms = gradient_norms([_gradients(of_one) for of_one in parameters])
         scales = (norms / max_norm).clamp_min(1)
         for optimizer, scale in zip(optimizers, scales.unbind(), strict=True):
@@ -306,7 +304,7 @@ def clip_gradients(
 
     Args:
         parameters: those of each network.
-        max_norm: largest norm; infinity: no clipping.
+        max_norm: largest norm; 0: no clipping.
         num_slices: number of slices of each network.
         spreads: keeps what is the same in every call.
 
@@ -316,7 +314,7 @@ def clip_gradients(
     grads = [_gradients(of_one) for of_one in parameters]
     if num_slices == 1:
         norms = gradient_norms(grads)
-        if max_norm < math.inf:
+        if max_norm:
             scales = (norms / max_norm).clamp_min(1)
             for of_one, scale in zip(grads, scales.unbind(), strict=True):
                 torch._foreach_div_(of_one, scale)
@@ -332,7 +330,7 @@ def clip_slices(
 
     Args:
         grads: those of each network, with its number of slices, more than one.
-        max_norm: largest norm; infinity: no clipping.
+        max_norm: largest norm; 0: no clipping.
         spreads: keeps what is the same in every call.
 
     Returns:
@@ -340,7 +338,7 @@ def clip_slices(
     """
     by_slice = [[grad.view(slices, -1) for grad in of_one] for of_one, slices in grads]
     norms = [_slice_norms(of_one) for of_one in by_slice]
-    if max_norm < math.inf:
+    if max_norm:
         scales = (torch.cat(norms) / max_norm).clamp_min(1)
         _divide(by_slice, scales, {} if spreads is None else spreads)
     return norms

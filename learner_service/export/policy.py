@@ -195,39 +195,65 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         ],
         "outputs": [name for name in _OUTPUTS if name in policy_outputs(policy, example, factors)],
     }  # shapes without the leading rows
+    return write_exported(
+        GreedyPolicy(policy),
+        program,
+        example,
+        kind,
+        path,
+        about,
+        lambda: _compare(policy, spec, memory_size, path, about),
+    )
+
+
+def write_exported(
+    module: nn.Module,
+    program: torch.export.ExportedProgram,
+    example: dict[str, Tensor],
+    kind: Format,
+    path: Path,
+    about: dict[str, Any],
+    compare: Callable[[], float],
+) -> Exported:
+    """Write a module or its weights with `about`, read the file back, and compare what both do.
+
+    Args:
+        module: module to export.
+        program: its computation.
+        example: inputs by name.
+        kind: the format.
+        path: the file to write.
+        about: description of the file, which names its outputs.
+        compare: returns the largest difference between the file and the module.
+
+    Raises:
+        ConfigError: if the format cannot hold it, or the file cannot be written.
+        ResourceError: if the file does not do what the module does.
+    """
     if kind == "safetensors":
-        write_weights(GreedyPolicy(policy), path, about)
+        _write_weights(module, path, about)
         return Exported(path, about, 0.0)
-    write_program(program, example, kind, path, about)
-    return Exported(path, about, _compare(policy, spec, memory_size, path, about))
+    onnx = kind == "onnx"
+    data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
+    write_output(path, data)
+    return Exported(path, about, compare())
 
 
-def write_weights(module: nn.Module, path: Path, about: dict[str, Any]) -> None:
+def _write_weights(module: nn.Module, path: Path, about: dict[str, Any]) -> None:
     """Write a module's weights by name, with `about`, and compare them with what is read back.
 
     Raises:
-        ResourceError: if the file cannot be written, or holds other weights.
+        ConfigError: if the file cannot be written.
+        ResourceError: if it holds other weights.
     """
     from safetensors.torch import load_file, save
 
     # Two names may share memory, which the format refuses.
     weights = {name: x.detach().clone().contiguous() for name, x in module.state_dict().items()}
-    _write(path, save(weights, {METADATA: json.dumps(about)}))
+    write_output(path, save(weights, {METADATA: json.dumps(about)}))
     read = load_file(path)
     if read.keys() != weights.keys() or any(not read[k].equal(x) for k, x in weights.items()):
         raise ResourceError(f"{path} holds other weights than the policy")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write the exported file.
-
-    Raises:
-        ResourceError: if it cannot be written.
-    """
-    try:
-        write_output(path, data)
-    except ConfigError as error:
-        raise ResourceError(str(error)) from None
 
 
 def _described(action: ActionSpec) -> dict[str, Any]:
@@ -310,24 +336,6 @@ def _unused_inputs(program: torch.export.ExportedProgram, names: tuple[str, ...]
     known = {node.name for node in used}
     inputs = program.graph_signature.user_inputs
     return {name for name, node in zip(names, inputs, strict=True) if str(node) not in known}
-
-
-def write_program(
-    program: torch.export.ExportedProgram,
-    example: dict[str, Tensor],
-    kind: Format,
-    path: Path,
-    about: dict[str, Any],
-) -> None:
-    """Write a program with `about`, which names its outputs.
-
-    Raises:
-        ConfigError: if the format cannot hold it.
-        ResourceError: if the file cannot be written.
-    """
-    onnx = kind == "onnx"
-    data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
-    _write(path, data)
 
 
 def _program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:

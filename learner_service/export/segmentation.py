@@ -6,6 +6,7 @@ Its input is "image", uint8 [rows, 3, height, width] of any size; its outputs ar
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.learner_service.algorithms.segmentation import Segmentation, network_input
-from murmur.learner_service.checkpoint.contents import buildable_config, saved_source
+from murmur.learner_service.checkpoint.contents import buildable_config, load_whole, saved_source
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
     FORMAT_VERSION,
@@ -22,8 +23,7 @@ from murmur.learner_service.export.policy import (
     Format,
     load_exported,
     trace,
-    write_program,
-    write_weights,
+    write_exported,
 )
 from murmur.learner_service.layers.resizing import picture_weights, resize
 from murmur.learner_service.learning.supervised import build_supervised, image_size
@@ -118,14 +118,7 @@ def load_segmentation(state: Mapping[str, Any], name: str) -> Trained:
             f"checkpoint {name} is of algorithm '{config.algorithm.name}'; masks come from "
             "'segmentation' alone"
         )
-    try:
-        algorithm.load_state_dict(state["algorithm"])
-    except (KeyError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"checkpoint {name} does not fit this release's 'segmentation': {reason}; use the "
-            "release it was saved by"
-        ) from None
+    load_whole(algorithm, state, name, config)
     return Trained(algorithm, Segmenter(algorithm.make_policy(), image_size(spec)), spec, config)
 
 
@@ -150,11 +143,9 @@ def export_segmentation(
     sides = {0: torch.export.Dim("rows", min=1), 2: height, 3: width}
     program = trace(trained.segmenter, example, {IMAGE: sides})
     about = _description(trained, source, state["progress"]["updates"])
-    if kind == "safetensors":
-        write_weights(trained.segmenter, path, about)
-        return Exported(path, about, 0.0)
-    write_program(program, example, kind, path, about)
-    return Exported(path, about, _compare(trained.segmenter, path))
+    segmenter = trained.segmenter
+    compare = partial(_compare, segmenter, path)
+    return write_exported(segmenter, program, example, kind, path, about, compare)
 
 
 def _picture(shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -35,7 +35,7 @@ from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import ConfigError, MurmurError, SpecError
 from murmur.shared.process.ledger import enter
-from murmur.shared.process.process import end_process, logger
+from murmur.shared.process.process import logger
 from murmur.shared.wire.notices import Notice
 from murmur.shared.wire.samples import SampleSpec
 
@@ -169,14 +169,11 @@ class EndEpoch:
 
 
 class SupervisedRun:
-    """A run that learns from samples. The desk's SupplyHost.
+    """A run that learns from samples.
 
     Attributes:
         context: parts that do not depend on the source.
-        source: data set, once the first session has named it.
-        store: its samples, as far as they have come.
-        sessions: serves the sessions that send samples.
-        run_seed: run.seed.
+        sessions: serves the sessions that send samples, and holds these.
         busy: False: evaluations are made by the learner itself.
         lacks_evaluator: False: it needs none.
     """
@@ -196,12 +193,11 @@ class SupervisedRun:
             )
         config = context.config
         self.context = context
-        self.run_seed = config.run.seed
         self._sync = config.learner.pipeline == "sync"
-        self.source: SampleSpec | None = None
-        self.store: SampleStore | None = None
         self._choice: CacheChoice | None = None
-        self.sessions = SupplyDesk(self, config, context.metrics)
+        self.sessions = SupplyDesk(
+            config, context.metrics, context.progress, self.open_source, context.begin
+        )
         context.folder.completed = self._completed
         if context.loaded:
             with limited(config.learner.memory_limit_gib):
@@ -240,7 +236,7 @@ class SupervisedRun:
         learner = self._make_learner(spec, options, algorithm, store)
         if store.choice.kind == "stream":
             store.on_room = self.sessions.wake
-        self.source, self.store = spec, store
+        self.sessions.store = store
         context.start_threads(f"source '{spec.name}'", precision.name, {"learner": learner.run})
 
     def _make_learner(
@@ -311,30 +307,13 @@ class SupervisedRun:
         undone = m.total("rows_trained") - p.rows_trained - m.total("rows_undone")
         m.counter("rows_undone").inc(max(0, undone))
 
-    @property
-    def policy_version(self) -> int:
-        """Updates made."""
-        return self.context.progress.updates
-
-    def admit_supply(self) -> None:
-        """Begin the run with the first session that is admitted.
-
-        Raises:
-            ResourceError: if the configuration cannot be written.
-        """
-        self.context.begin()
-
-    def fail(self, error: MurmurError) -> None:
-        """End the process: the run cannot continue."""
-        logger.error("%s", error)
-        end_process(2)
-
     def _completed(self) -> ExperimentConfig:
         """Return the configuration with all options, and in async the cache that was chosen."""
         config = self.context.config
         if self._choice is not None and not self._sync:
             config = config.changed({"supply.cache": self._choice.kind})
-        return with_learner_options(config, self.source)
+        store = self.sessions.store
+        return with_learner_options(config, None if store is None else store.spec)
 
     def drain(self) -> None:
         """Wait for nothing: a resumed run requests outstanding samples again."""

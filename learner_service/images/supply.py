@@ -6,8 +6,9 @@ that each sample of an epoch is received once. Runs on the server's event loop.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from numpy.typing import NDArray
@@ -16,9 +17,10 @@ from murmur.learner_service.serving.admission import Admission, Admitted, Contex
 from murmur.learner_service.storage.epochs import Request
 from murmur.learner_service.storage.samples import SampleStore
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.progress import Progress
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import MurmurError, SpecError, WireError
-from murmur.shared.process.process import logger
+from murmur.shared.process.process import end_process, logger
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.notices import NOTICES_TAG, unpack_notices
 from murmur.shared.wire.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
@@ -40,27 +42,6 @@ _MAX_REASONS = 16  # that metrics tell apart
 _OTHER = "other"
 
 
-class SupplyHost(Protocol):
-    """Interface of the run that the desk works for."""
-
-    run_seed: int
-    source: SampleSpec | None
-    store: SampleStore | None
-
-    @property
-    def policy_version(self) -> int:
-        """Updates made."""
-
-    def open_source(self, spec: SampleSpec) -> None:
-        """Build the run for the spec of its first session."""
-
-    def admit_supply(self) -> None:
-        """A session is admitted."""
-
-    def fail(self, error: MurmurError) -> None:
-        """The run cannot continue: say why and end the process."""
-
-
 def grant_sizes(spec: SampleSpec, window: int) -> tuple[int, int]:
     """Return the samples of a session to ask for at once, and the most that it may owe.
 
@@ -78,15 +59,32 @@ class SupplyDesk:
     """Serves all SUPPLY sessions of a run. Event loop, but for `wake`.
 
     Attributes:
+        store: samples of the run, as far as they have come; None before it is open.
         notices: notices of sources on what they change, ignore or guess.
         received_bytes: counter of what came over the wire.
     """
 
-    def __init__(self, host: SupplyHost, config: ExperimentConfig, metrics: LearnerMetrics) -> None:
-        """Work for a run."""
-        self._host = host
-        self._window = config.supply.window
-        self._metrics = metrics
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        metrics: LearnerMetrics,
+        progress: Progress,
+        open_run: Callable[[SampleSpec], None],
+        begin: Callable[[], None],
+    ) -> None:
+        """Work for a run that has no samples yet.
+
+        Args:
+            config: experiment.
+            metrics: Prometheus metrics.
+            progress: counters of the run.
+            open_run: builds the run for the spec of its first session, and sets `store`.
+            begin: called when a session is admitted.
+        """
+        self._seed, self._window = config.run.seed, config.supply.window
+        self._metrics, self._progress = metrics, progress
+        self._open_run, self._begin = open_run, begin
+        self.store: SampleStore | None = None
         self.notices = metrics.notices
         self._timeout_s = config.learner.session_timeout_s or None
         self._received = metrics.counter("samples_received")
@@ -122,15 +120,13 @@ class SupplyDesk:
             spec = samples_from_proto(hello.source)
             size, window = grant_sizes(spec, self._window)
             stream.reserve(window * spec.sample_bytes)
-            await self._agree(hello, spec, stream.admission)
-            self._host.admit_supply()
+            store = await self._agree(hello, spec, stream.admission)
+            self._begin()
         except MurmurError as error:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
-        welcome = pb.Welcome(policy_version=self._host.policy_version, run_seed=self._host.run_seed)
+        welcome = pb.Welcome(policy_version=self._progress.updates, run_seed=self._seed)
         await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
         stream.welcome()
-        store = self._host.store
-        assert store is not None
         session = _Session(self, store, spec, context, stream, size, window)
         self._sessions.add(session)
         try:
@@ -149,24 +145,23 @@ class SupplyDesk:
             logger.info("worker '%s' is gone; %d samples are asked of others", worker_id, owed)
             self._wake()
 
-    async def _agree(self, hello: pb.Hello, spec: SampleSpec, admission: Admission) -> None:
-        """Let the first session begin the run; compare later ones with it.
+    async def _agree(self, hello: pb.Hello, spec: SampleSpec, admission: Admission) -> SampleStore:
+        """Let the first session begin the run; compare later ones with it. Returns the samples.
 
         Raises:
             MurmurError: if this is another data set than the run's.
         """
         self._loop = asyncio.get_running_loop()
-        await admission.open_once(
-            lambda: self._host.source is not None, lambda: self._host.open_source(spec)
-        )
-        assert self._host.source is not None
-        difference = sample_difference(self._host.source, spec)
+        await admission.open_once(lambda: self.store is not None, lambda: self._open_run(spec))
+        assert self.store is not None
+        difference = sample_difference(self.store.spec, spec)
         if difference:
             raise SpecError(
                 f"worker '{hello.worker_id}' brings another data set than this run's: "
                 f"{difference} (here: the learner, there: the worker); bring back the files and "
                 "options of the run, or begin a new one, with run.start_from for its weights"
             )
+        return self.store
 
     def keep(
         self,
@@ -180,11 +175,12 @@ class SupplyDesk:
             fresh = store.add(request, arrays, [b.index for b in broken])
         except MurmurError as error:
             self._note_broken(request, broken)
-            self._host.fail(error)
-            return
-        self._received.inc(len(request.indices) - len(broken))
-        if fresh:
-            self._note_broken(request, broken)
+            logger.error("%s", error)
+            end_process(2)
+        else:
+            self._received.inc(len(request.indices) - len(broken))
+            if fresh:
+                self._note_broken(request, broken)
 
     def _note_broken(self, request: Request, broken: list[Broken]) -> None:
         split = SPLITS[request.split]

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from murmur.shared.process.process import end_process, logger
 
@@ -88,11 +88,6 @@ class Heartbeat:
                 end_process(1)
 
 
-class _Gauge(Protocol):
-    def set(self, value: float) -> None:
-        """Show a number."""
-
-
 @dataclass(eq=False)
 class SessionWatch:
     """Publishes a rank's number of sessions in the store; rank 0 watches those of all ranks.
@@ -107,7 +102,7 @@ class SessionWatch:
         size: number of ranks.
         sessions: number of training sessions of this rank, before their Welcome too.
         updates: updates made; None once the run makes no more.
-        gauge: number of ranks without a session.
+        show: shows the number of ranks without a session.
         timeout_s: longest wait for such a rank, seconds.
         look_every_s: time between two looks, seconds.
         tell_after_s: time until the first line of the log, seconds.
@@ -118,7 +113,7 @@ class SessionWatch:
     size: int
     sessions: Callable[[], int]
     updates: Callable[[], int | None]
-    gauge: _Gauge
+    show: Callable[[float], None]
     timeout_s: float
     look_every_s: float = _LOOK_EVERY_S
     tell_after_s: float = _TELL_AFTER_S
@@ -142,7 +137,7 @@ class SessionWatch:
                 self.store.set(f"sessions/{self.rank}", str(self.sessions()))
                 if self.rank == 0:
                     idle, updates = self._idle_ranks(), self.updates()
-                    self.gauge.set(len(idle))
+                    self.show(len(idle))
                     moved = updates is not None and updates != at
                     if moved or updates is None or not 0 < len(idle) < self.size:
                         since, at = time.monotonic(), updates

@@ -1,10 +1,11 @@
-"""The learner's Prometheus metrics, as they are counted and read."""
+"""The learner's Prometheus metrics, as they are counted and read, and its notices."""
 
 import json
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -16,11 +17,15 @@ from murmur.learner_service.telemetry.copied import Copied
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.gpu import Gpu
 from murmur.learner_service.telemetry.metric_table import KEPT, OBSERVED
-from murmur.learner_service.telemetry.notices import NoticeLog
 from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
 from murmur.shared.config.cores import available_cores
 from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import Ledger, ThreadClock
+from murmur.shared.process.process import logger
+from murmur.shared.wire.notices import FILE, PREFIX, Notice, Notices, notice_line, read_notices
+
+_MOST_KINDS = 32  # of notices that the metric tells apart
+_OTHER = "other"
 
 
 class Counted(Protocol):
@@ -76,6 +81,58 @@ class RankRegistry(CollectorRegistry):
             yield family
 
 
+class NoticeLog(Notices):
+    """Collect the notices that sessions and the learner give. Any thread may call it."""
+
+    most = 256  # of a run
+
+    def __init__(self, count: Callable[[str], None]) -> None:
+        """Keep nothing on disk until `keep_in`.
+
+        Args:
+            count: adds 1 to the metric `notices` of a kind.
+        """
+        super().__init__()
+        self._count = count
+        self._file: Path | None = None
+        self._kinds: set[str] = set()
+        self._lock = threading.Lock()
+
+    def keep_in(self, run_dir: Path) -> None:
+        """Append to the run's notices from now on; those that are there were said before."""
+        with self._lock:
+            self._file = run_dir / FILE
+            self._said |= {(known.kind, known.subject): known for known in read_notices(self._file)}
+
+    def said(self, kind: str, subject: str) -> bool:
+        """Return whether the run was given this notice, by this process or one before it."""
+        with self._lock:
+            return super().said(kind, subject)
+
+    def add(self, notices: Iterable[Notice]) -> None:
+        """Log, count and keep those whose kind and subject are new."""
+        with self._lock:
+            all_kept = not self.dropped
+            for notice in notices:
+                self.say(notice.kind, notice.subject, notice.text)
+            if all_kept and self.dropped:
+                logger.warning("%s%d notices came; further ones are left out", PREFIX, self.most)
+            for notice in self.take():
+                if len(self._kinds) < _MOST_KINDS:
+                    self._kinds.add(notice.kind)
+                self._count(notice.kind if notice.kind in self._kinds else _OTHER)
+                self._keep(notice)
+
+    def _keep(self, notice: Notice) -> None:
+        if self._file is None:
+            return
+        try:
+            with self._file.open("a") as file:
+                file.write(notice_line(notice))
+        except OSError as error:
+            logger.error("cannot write %s: %s; training continues", self._file, error.strerror)
+
+
 class LearnerMetrics(Collector):
     """All metrics of the table, by name, in a registry of their own, and those of the process.
 
@@ -119,7 +176,7 @@ class LearnerMetrics(Collector):
         self.copied = Copied()
         self.log: Counted | None = None
         self.notices = NoticeLog(lambda kind: self.counter("notices", kind=kind).inc())
-        self._ledgers: list[Ledger | ThreadClock] = []
+        self._ledgers: list[Ledger] = []
         self.registry.register(self)
         for name in kept.items() if kept else ():
             metric, labels = json.loads(name)
@@ -131,7 +188,7 @@ class LearnerMetrics(Collector):
         assert self._kept is not None
         return sum(v for k, v in self._kept.items().items() if json.loads(k)[0] == metric)
 
-    def keep(self, ledger: Ledger | ThreadClock) -> None:
+    def keep(self, ledger: Ledger) -> None:
         """Report a thread's ledger."""
         self._ledgers.append(ledger)
 
@@ -152,7 +209,7 @@ class LearnerMetrics(Collector):
 
     def ledgers(self) -> list[Ledger]:
         """Those of the threads that name their states."""
-        return [ledger for ledger in self._ledgers if isinstance(ledger, Ledger)]
+        return [ledger for ledger in self._ledgers if not isinstance(ledger, ThreadClock)]
 
     def ledger_seconds(self) -> dict[str, dict[str, float]]:
         """Seconds by thread and state."""

@@ -16,9 +16,8 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
-from murmur.learner_service.telemetry.scalars import scalars_of
 from murmur.learner_service.telemetry.statistics import FEWEST, Statistics
-from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened
+from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened, scalars_of
 from murmur.shared.config.experiment import RunConfig, TrackingConfig
 from murmur.shared.config.text import parse_yaml, without_secrets
 from murmur.shared.process.errors import ResourceError
@@ -161,11 +160,8 @@ class Progress:
         total = state["env_steps"]
         self.env_steps = state.get("own_env_steps", total)
         self.others_env_steps = total - self.env_steps
-        # Older checkpoints lack some; they count all that was received, once.
-        older = {"env_steps_received": self.env_steps, "updates_skipped": 0}
-        for name in _COUNTERS:
-            setattr(self, name, {**older, **state}[name])
-        self.epochs = state.get("epochs", 0)
+        for name in (*_COUNTERS, "epochs"):
+            setattr(self, name, state[name])
         self.rows_dropped = dict(state["rows_dropped"])
         self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
         for name in _OF_THE_START:

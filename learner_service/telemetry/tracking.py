@@ -21,7 +21,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from murmur.learner_service.telemetry.scalars import scalars_of
 from murmur.learner_service.telemetry.tracker_clients import (
     MlflowClient,
     Point,
@@ -298,6 +297,24 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record
+
+
+def scalars_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """Figures of a line of progress.jsonl by name, such as episode/return or update/entropy.
+
+    Args:
+        line: line of kind "progress" or "evaluation".
+    """
+    if line["kind"] == "evaluation":
+        return {f"evaluation/{name}": float(of["mean"]) for name, of in line["metrics"].items()}
+    found = {"episode/return": line["return"]}
+    found |= {f"episode/{name}": value for name, value in line["metrics"].items()}
+    found |= {f"update/{name}": value for name, value in line["losses"].items()}
+    found |= {f"curriculum/{name}": x["number"] for name, x in line.get("curriculum", {}).items()}
+    found["rate/agent_steps_per_s"] = line["agent_steps_per_s"]
+    found["rate/policy_lag"] = line["policy_lag"]
+    found |= {f"device/{name}": value for name, value in line["device"].items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -205,7 +205,7 @@ def path_of(key: str, where: str) -> list[Any]:
                 path[i] = parse_yaml(part, where, ".".join(map(str, path[:i])))
             except NO_YAML:
                 continue
-            if isinstance(path[i], list | dict | set | None):
+            if isinstance(path[i], list | dict | None):
                 path[i] = part
     return path
 

@@ -15,12 +15,8 @@ from murmur.shared.old_names import new_name
 # distribution with the name of a missing module.
 _DISTRIBUTIONS = {
     "ale_py": "ale-py",
-    "gymnasium_robotics": "gymnasium-robotics",
     "magent2": "magent2",
     "minigrid": "minigrid",
-    "mujoco": "mujoco",
-    "pygame": "pygame",
-    "rware": "rware",
     "shimmy": "shimmy",
     "supersuit": "SuperSuit",
 }

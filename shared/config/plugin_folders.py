@@ -47,7 +47,7 @@ def named_code(value: object) -> list[str]:
     """Return all code that a part of the configuration names, at any depth."""
     if isinstance(value, Mapping):
         return [name for pair in value.items() for item in pair for name in named_code(item)]
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, list | tuple):
         return [name for item in value for name in named_code(item)]
     return [value] if isinstance(value, str) and _MODULE_AND_NAME.fullmatch(value) else []
 

@@ -1,8 +1,8 @@
 """YAML of configurations, read without running code and written without loss.
 
-Numbers are YAML 1.2's (1e-3, .5, 0o17), with underscores as in YAML 1.1 (2_000_000); dates, sets
-and bytes are YAML 1.1's. Other text that the two versions read differently (010, 12:30, and in
-options of plug-ins yes, no, on, off) is refused, with both readings.
+Numbers are YAML 1.2's (1e-3, .5, 0o17), with underscores as in YAML 1.1 (2_000_000); dates and
+bytes are YAML 1.1's. Other text that the two versions read differently (010, 12:30, and in options
+of plug-ins yes, no, on, off) is refused.
 """
 
 import contextlib
@@ -129,16 +129,11 @@ _PATTERNS = {
     "float": r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
     r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
     rf"|[-+]?[0-9][0-9_]*{_BASE_60}\.[0-9_]*",
-    "timestamp": yaml.SafeLoader.timestamp_regexp.pattern.strip("^$"),
+    # To the microsecond, as Python has it; text with more digits stays text.
+    "timestamp": yaml.SafeLoader.timestamp_regexp.pattern.strip("^$").replace(
+        "[0-9]*))", "[0-9]{0,6}))"
+    ),
     "merge": "<<",
-}
-_FIRST = {
-    "bool": "yYnNtTfFoO",
-    "null": ["~", "n", "N", ""],
-    "int": "-+0123456789",
-    "float": "-+0123456789.",
-    "timestamp": "0123456789",
-    "merge": "<",
 }
 _WHOLE = {kind: re.compile(rf"(?:{p})\Z", re.VERBOSE) for kind, p in _PATTERNS.items()}
 # Numbers that YAML 1.1 and 1.2 read differently: leading zero, base 60, base 2, signed base 16.
@@ -165,63 +160,6 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as PyYAML has it
 
-    def text_of(self, node: yaml.Node, kind: str) -> str:
-        """Return a scalar's text, checked against the pattern of its tag.
-
-        Raises:
-            yaml.constructor.ConstructorError: if the text is not of that kind.
-        """
-        text: str = self.construct_scalar(node)  # type: ignore[arg-type]
-        kinds = ("float", "int") if kind == "float" else (kind,)
-        if not any(_WHOLE[kind].match(text) for kind in kinds):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{short(text)} is no {kind}", node.start_mark
-            )
-        return text
-
-    def make_null(self, node: yaml.Node) -> None:
-        """Read `null`."""
-        self.text_of(node, "null")
-
-    def make_bool(self, node: yaml.Node) -> bool:
-        """Read `true`; in murmur's own options also `yes`, as YAML 1.1 does."""
-        return self.text_of(node, "bool").lower() in ("true", "yes", "on")
-
-    def make_int(self, node: yaml.Node) -> int:
-        """Read 12, 2_000_000, 0x1F or 0o17."""
-        text = self.text_of(node, "int").replace("_", "")
-        return int(text, 0 if text.lstrip("-+")[:2] in ("0x", "0o", "0b") else 10)
-
-    def make_float(self, node: yaml.Node) -> float:
-        """Read 1.5, 1e-3 or .inf.
-
-        Raises:
-            ConfigError: for a number that a float can hold only as infinity or 0.
-        """
-        text = self.text_of(node, "float").replace("_", "").lower()
-        if text == ".nan":
-            return math.nan  # one object: as a key it equals itself
-        if text.endswith("inf"):
-            return float(text.replace(".", ""))
-        value = float(text)
-        if math.isinf(value) or (not value and re.search("[1-9]", text.partition("e")[0])):
-            raise ConfigError(
-                f"{self.name}, line {_line(node)}: {short(node.value)} is beyond the range of a "
-                f"float, it would be {value:g}; write {'.inf' if value else '0.0'} if that is meant"
-            )
-        return value
-
-    def make_timestamp(self, node: yaml.Node) -> datetime.date:
-        """Read a date, or a time to the microsecond."""
-        text = self.text_of(node, "timestamp")
-        if re.search(r"\.[0-9]{6}[0-9]*[1-9]", text):
-            raise ConfigError(
-                f"{self.name}, line {_line(node)}: {short(text)} has parts of a microsecond, "
-                "which Python's datetime lacks; cut them"
-            )
-        made: datetime.date = self.construct_yaml_timestamp(node)  # type: ignore[arg-type]
-        return made
-
     def make_tuple(self, node: yaml.Node) -> tuple[Any, ...]:
         """Read a tuple, which stands for one that Python code put into a configuration."""
         return tuple(self.construct_sequence(node, deep=True))  # type: ignore[arg-type]
@@ -240,9 +178,7 @@ class _Dumper(yaml.SafeDumper):
 
 for _kind, _pattern in _WHOLE.items():
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"{_TAG}{_kind}", _pattern, list(_FIRST[_kind]))
-for _kind in ("null", "bool", "int", "float", "timestamp"):
-    _Loader.add_constructor(f"{_TAG}{_kind}", getattr(_Loader, f"make_{_kind}"))
+        _class.add_implicit_resolver(f"{_TAG}{_kind}", _pattern, None)
 _Loader.add_constructor(_TUPLE, _Loader.make_tuple)
 _Dumper.add_representer(
     list,
@@ -250,14 +186,6 @@ _Dumper.add_representer(
 )
 _Dumper.add_representer(
     tuple, lambda dumper, data: dumper.represent_sequence(_TUPLE, data, flow_style=True)
-)
-_Dumper.add_representer(
-    set,  # in an order that does not change from process to process
-    lambda dumper, data: dumper.represent_mapping(
-        f"{_TAG}set",
-        [(item, None) for item in sorted(data, key=repr)],
-        flow_style=True,
-    ),
 )
 
 
@@ -360,12 +288,9 @@ def difference(a: object, b: object, at: str = "") -> str | None:
         if len(a) != len(b):
             return at
         pairs = [(f"{at}.{i}".lstrip("."), x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
-    elif isinstance(a, set) and isinstance(b, set):
-        return difference(sorted(a, key=repr), sorted(b, key=repr), at)
-    elif isinstance(a, datetime.datetime) and isinstance(b, datetime.datetime):
-        return None if (a, a.utcoffset()) == (b, b.utcoffset()) else at
-    else:  # repr tells -0.0 from 0.0
-        same = a == b if not isinstance(a, float) else repr(a) == repr(b)
+    else:  # repr tells -0.0 from 0.0, and times by their zone
+        exact = isinstance(a, float | datetime.datetime)
+        same = repr(a) == repr(b) if exact else a == b
         return None if same else at
     return next(
         (found for key, x, y in pairs if (found := difference(x, y, key)) is not None), None
@@ -414,11 +339,6 @@ def _check(loader: _Loader, node: yaml.Node, where: str, keys: str) -> None:
                 first = lines.setdefault(made, (key, _line(key)))
                 if first[0] is not key:
                     _refuse_twice(where, below, first[0], key)
-            if node.tag == f"{_TAG}set" and value.tag != f"{_TAG}null":
-                raise ConfigError(
-                    f"{where}, line {_line(value)}: '{below}' of a set has a value; a set holds "
-                    "keys alone"
-                )
             _check(loader, value, where, below)
 
 
@@ -431,44 +351,36 @@ def _refuse_twice(where: str, keys: str, first: yaml.Node, again: yaml.Node) -> 
 
 
 def _check_scalar(node: yaml.ScalarNode, where: str, keys: str) -> None:
-    """Refuse a scalar that YAML 1.1 and 1.2 read differently, unless murmur's types decide.
+    """Refuse text that its tag, the two versions of YAML or a float do not hold as one value.
+
+    What the versions read differently may stand where murmur's own types decide.
 
     Raises:
-        ConfigError: for such a scalar, with both readings and the fix.
+        ConfigError: for a scalar with two readings, or beyond a float's range, with the fix.
+        yaml.constructor.ConstructorError: for text that is not of its tag's kind.
     """
     text, kind = node.value, node.tag.removeprefix(_TAG)
+    kinds = ("float", "int") if kind == "float" else (kind,)
+    if kind in _WHOLE and not any(_WHOLE[each].match(text) for each in kinds):
+        problem = f"{short(text)} is no {kind}"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    at = f"{where}, line {_line(node)}: "
     word = kind == "bool" and _WORDS.fullmatch(text) and is_untyped(keys)
-    number = kind in ("int", "float") and _TWO_NUMBERS.fullmatch(text)
-    if not word and not number:
-        return
-    old = _reading_1_1(text)
-    new = int(text) if re.fullmatch("[-+]?[0-9]+", text) else text
-    shown = f"{keys}: " if keys else ""
-    raise ConfigError(
-        f"{where}, line {_line(node)}: {shown}{text} is {_reading(old)} in YAML 1.1 and "
-        f"{_reading(new)} in YAML 1.2; write {_written(old)}, or {_written(new)}"
-    )
-
-
-def _reading(value: object) -> str:
-    """Name a value that a scalar is read as."""
-    return f"the text {value!r}" if isinstance(value, str) else str(value).lower()
-
-
-def _written(value: object) -> str:
-    """Return how to write a value so that it has one reading."""
-    return f'"{value}" in quotes' if isinstance(value, str) else str(value).lower()
-
-
-def _reading_1_1(text: str) -> object:
-    """Return a plain scalar's value by YAML 1.1, as PyYAML reads it."""
-    loader = yaml.SafeLoader("")
-    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    node = yaml.ScalarNode(tag, text)
-    try:
-        return loader.construct_document(node)
-    except ValueError:  # 0_b: nothing at all
-        return text
+    if word or (kind in ("int", "float") and _TWO_NUMBERS.fullmatch(text)):
+        shown = f"{keys}: " if keys else ""
+        what = "true or false" if word else "the number with its decimal digits alone"
+        raise ConfigError(
+            f"{at}{shown}{text} is not the same in YAML 1.1 and YAML 1.2; write {what}, or "
+            f'"{text}" in quotes'
+        )
+    digits = text.replace("_", "").lower()
+    if kind == "float" and not digits.endswith(("inf", "nan")):
+        value = float(digits)
+        if math.isinf(value) or (not value and re.search("[1-9]", digits.partition("e")[0])):
+            raise ConfigError(
+                f"{at}{short(text)} is beyond the range of a float, it would be {value:g}; write "
+                f"{'.inf' if value else '0.0'} if that is meant"
+            )
 
 
 def plain_value(value: object, where: str, count: list[int] | None = None) -> Any:  # noqa: ANN401 - whatever YAML can say
@@ -500,8 +412,6 @@ def plain_value(value: object, where: str, count: list[int] | None = None) -> An
     if isinstance(value, list) or type(value) is tuple:
         parts = [plain_value(part, f"{where}.{i}", count) for i, part in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
-    if type(value) is set:
-        return {plain_value(part, where, count) for part in value}
     return _plain_scalar(value, where)
 
 
@@ -520,24 +430,11 @@ def _plain_scalar(value: object, where: str) -> object:
     if type(value) not in _SCALARS:
         raise ConfigError(
             f"{where}: {short(value)} is a {type(value).__name__}; a configuration holds text, "
-            "numbers, true and false, dates, bytes, lists, tuples, sets and sections"
+            "numbers, true and false, dates, bytes, lists, tuples and sections"
         )
     if isinstance(value, int) and abs(value) >= _TOO_LONG:
         raise ConfigError(f"{where}: a whole number of more than 4000 digits; give fewer")
-    if isinstance(value, datetime.datetime) and (value.fold or not _has_plain_zone(value)):
-        raise ConfigError(
-            f"{where}: {short(value)} has a time zone that YAML cannot say; give it in UTC or "
-            "with an offset in whole minutes"
-        )
     return value
-
-
-def _has_plain_zone(value: datetime.datetime) -> bool:
-    """Return whether YAML can express a time's zone: none, or an offset in minutes."""
-    if not isinstance(value.tzinfo, datetime.timezone | None):
-        return False
-    offset = value.utcoffset()
-    return offset is None or not offset % datetime.timedelta(minutes=1)
 
 
 def short(value: object) -> str:

@@ -120,7 +120,7 @@ def state(name: str) -> Iterator[None]:
             enter(before)
 
 
-class ThreadClock:
+class ThreadClock(Ledger):
     """Clock of a thread that names no states: `serve` while it has the processor, else `wait`.
 
     For event loops. Only reading it takes time.
@@ -129,21 +129,12 @@ class ThreadClock:
     def __init__(self, thread: threading.Thread) -> None:
         """Watch a started thread."""
         assert thread.ident is not None
-        self.thread = thread.name
+        super().__init__(thread.name)
         self._native_id = thread.native_id
         self._clock = time.pthread_getcpuclockid(thread.ident)
-        self._started = time.perf_counter()
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds by state since the clock began; they add up to its age."""
-        age = time.perf_counter() - self._started
-        serve = min(time.clock_gettime(self._clock), age)
+        _, age = self.current()
+        serve = min(self.cpu_seconds(), age)
         return {"serve": serve, "wait": age - serve}
-
-    def cpu_seconds(self) -> float:
-        """Return the thread's processor time since the clock began, s."""
-        return self.seconds()["serve"]
-
-    def cpu_wait_seconds(self) -> float:
-        """Return seconds that the thread waited for a processor."""
-        return cpu_wait_seconds(self._native_id)

@@ -7,7 +7,7 @@ channel that never changes is sent once, in the spec.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -56,67 +56,15 @@ class DerivedMap:
         return (channel.source for channel in self.channels if channel.source)
 
 
-@dataclass(frozen=True, slots=True)
-class MapShape:
-    """Shape of a derived map: (C, H, W), per agent or shared by all agents."""
-
-    shape: tuple[int, int, int]
-    per_agent: bool
-
-
-def check_derived(
-    derived: DerivedMap,
-    find: Callable[[str], tuple[tuple[int, ...], str, bool] | None],
-    num_agents: int,
-) -> MapShape:
-    """Check a derived map against its sources, and return its shape.
-
-    Args:
-        derived: map to check.
-        find: function from the name of an observation to (shape, dtype, per_agent), or None.
-        num_agents: number of agents A.
+def check_channel(where: str, channel: Channel, num_agents: int) -> None:
+    """Check a channel's kind, and that its values are as many finite numbers as its kind takes.
 
     Raises:
-        SpecError: for a source that does not exist or does not fit, naming map and channel.
+        SpecError: for another kind or other values; names `where`.
     """
-    sizes: set[tuple[int, int]] = set()
-    owners: set[bool] = set()
-    if not 0 < len(derived.channels) <= MAX_CHANNELS:
-        raise SpecError(
-            f"derived map '{derived.name}' has {len(derived.channels)} channels; it may have 1 to "
-            f"{MAX_CHANNELS}"
-        )
-    for number, channel in enumerate(derived.channels):
-        where = f"channel {number} of derived map '{derived.name}'"
-        if channel.kind not in get_args(Kind):
-            raise SpecError(f"{where} is of kind '{channel.kind}'; use one of {get_args(Kind)}")
-        _check_values(where, channel, num_agents)
-        if channel.kind == "constant":
-            continue
-        found = find(channel.source)
-        if found is None:
-            raise SpecError(f"{where} is computed from '{channel.source}', which does not travel")
-        shape, dtype, per_agent = found
-        owners.add(per_agent)
-        rank = 1 if channel.kind == "fill" else 3
-        if len(shape) != rank or dtype != "float32" or not 0 <= channel.index < shape[0]:
-            raise SpecError(
-                f"{where} needs entry {channel.index} of '{channel.source}', a float32 array with "
-                f"{rank} dimension{'s' * (rank > 1)}; it is {dtype} {shape}"
-            )
-        if rank == 3:
-            sizes.add((shape[1], shape[2]))
-    if len(sizes) != 1 or len(owners) != 1:
-        raise SpecError(
-            f"derived map '{derived.name}' needs sources of one height and width, all per agent or "
-            f"all shared; its maps are {sorted(sizes)}, per agent: {sorted(owners)}"
-        )
-    height, width = sizes.pop()
-    return MapShape((len(derived.channels), height, width), owners.pop())
-
-
-def _check_values(where: str, channel: Channel, num_agents: int) -> None:
     values = channel.values
+    if channel.kind not in get_args(Kind):
+        raise SpecError(f"{where} is of kind '{channel.kind}'; use one of {get_args(Kind)}")
     counts = {"constant": (1, num_agents), "entropy": (3,)}.get(channel.kind, (0,))
     if len(values) not in counts or not all(map(math.isfinite, values)):
         raise SpecError(

@@ -50,8 +50,11 @@ class Notices:
 
     Attributes:
         pending: notices given since the last `take`.
-        dropped: calls of `say` after _MOST different notices.
+        dropped: calls of `say` after `most` different notices.
+        most: different notices that are kept.
     """
+
+    most = _MOST
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -66,7 +69,7 @@ class Notices:
         """Keep and log a notice, unless one of its kind and subject was given before."""
         if (kind, subject) in self._said:
             return
-        if len(self._said) >= _MOST:
+        if len(self._said) >= self.most:
             self.dropped += 1
             return
         notice = Notice(kind, _line(subject, _SUBJECT_CHARACTERS), _line(text, _TEXT_CHARACTERS))

@@ -14,7 +14,7 @@ from murmur.shared.config.section import known_names
 from murmur.shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
 from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.derived_maps import Channel, DerivedMap, check_derived
+from murmur.shared.wire.derived_maps import MAX_CHANNELS, Channel, DerivedMap, check_channel
 
 Spec = TypeVar("Spec")
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
@@ -306,13 +306,36 @@ class EnvSpec:
             SpecError: if it cannot be computed from the observations.
         """
         check_name("derived map", derived.name)
-
-        def find(name: str) -> tuple[tuple[int, ...], str, bool] | None:
-            found = self.observation(name)
-            return None if found is None else (found.shape, found.dtype, found.per_agent)
-
-        found = check_derived(derived, find, self.num_agents)
-        return ArraySpec(derived.name, "float32", found.shape, found.per_agent)
+        what, channels = f"derived map '{derived.name}'", derived.channels
+        if not 0 < len(channels) <= MAX_CHANNELS:
+            raise SpecError(f"{what} has {len(channels)} channels; it may have 1 to {MAX_CHANNELS}")
+        sizes: set[tuple[int, ...]] = set()
+        owners: set[bool] = set()
+        for number, channel in enumerate(channels):
+            where = f"channel {number} of {what}"
+            check_channel(where, channel, self.num_agents)
+            if channel.kind == "constant":
+                continue
+            source = self.observation(channel.source)
+            if source is None:
+                raise SpecError(
+                    f"{where} is computed from '{channel.source}', which does not travel"
+                )
+            shape, rank = source.shape, 1 if channel.kind == "fill" else 3
+            if len(shape) != rank or source.dtype != "float32" or not 0 <= channel.index < shape[0]:
+                raise SpecError(
+                    f"{where} needs entry {channel.index} of '{channel.source}', a float32 array "
+                    f"with {rank} dimension{'s' * (rank > 1)}; it is {source.dtype} {shape}"
+                )
+            owners.add(source.per_agent)
+            if rank == 3:
+                sizes.add(shape[1:])
+        if len(sizes) != 1 or len(owners) != 1:
+            raise SpecError(
+                f"{what} needs sources of one height and width, all per agent or all shared; its "
+                f"maps are {sorted(sizes)}, per agent: {sorted(owners)}"
+            )
+        return ArraySpec(derived.name, "float32", (len(channels), *sizes.pop()), owners.pop())
 
 
 def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:

@@ -29,10 +29,11 @@ from murmur.learner_service.serving.server import RolloutServer
 from murmur.learner_service.storage.samples import CacheChoice, SampleStore
 from murmur.learner_service.telemetry.copied import Copied
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.progress import Progress
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.config.section import validate
-from murmur.shared.process.errors import MurmurError, SpecError, WireError
+from murmur.shared.process.errors import SpecError, WireError
 from murmur.shared.process.process import logger
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
@@ -172,29 +173,12 @@ def _first_message(reader: Reader) -> str:
 # --- what a server sends to the learner
 
 
-class Host:
-    """A run whose data set is known."""
-
-    run_seed, policy_version = 1, 0
-    source: SampleSpec | None = SOURCE.spec
-
-    def __init__(self) -> None:
-        self.store: SampleStore | None = None
-        self.failed = False
-
-    def open_source(self, spec: SampleSpec) -> None:
-        raise AssertionError("the run is open")
-
-    def admit_supply(self) -> None:
-        pass
-
-    def fail(self, error: MurmurError) -> None:
-        self.failed = True
+def _refuse_to_open(spec: SampleSpec) -> None:
+    raise AssertionError("the run is open")
 
 
-HOST = Host()
 _CONFIG = validate(ExperimentConfig, {"source": {"name": "toy"}, "supply": {"window": 6}})
-_DESK = SupplyDesk(HOST, _CONFIG, LearnerMetrics())
+_DESK = SupplyDesk(_CONFIG, LearnerMetrics(), Progress(), _refuse_to_open, lambda: None)
 _LEARNER = LearnerConfig(max_sessions=2)
 _SERVER = RolloutServer(_DESK, Admission(_LEARNER, LearnerMetrics()), _LEARNER)
 
@@ -218,13 +202,13 @@ def _new_store(places: int, *, ordered: bool) -> SampleStore:
     store = SampleStore(SOURCE.spec, _BATCH, 1, choice, cpu, Copied(), ordered=ordered)
     if places:
         store.on_room = _DESK.wake
-    HOST.store, HOST.failed = store, False
+    _DESK.store = store
     return store
 
 
 def _play(stream: Stream) -> tuple[str, list[bytes]]:
     """A whole stream: its status, and what the server wrote."""
-    if HOST.store is None:
+    if _DESK.store is None:
         _new_store(0, ordered=False)
     status = "OK"
     with _small_and_quiet():
@@ -433,9 +417,10 @@ class Server:
 
 def _servers_messages(reader: Reader) -> str:
     server = Server(reader)
-    status, _ = _play(server.stream)
+    with mock.patch("murmur.learner_service.images.supply.end_process") as end:
+        status, _ = _play(server.stream)
     assert status == server.expected, (status, server.expected)
-    assert HOST.failed == server.failed
+    assert end.called == server.failed
     if server.failed:
         return "all samples broken"
     if reader.below(4) == 0:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from murmur.comparison.report_charts import learning_charts
-from murmur.learner_service.telemetry.scalars import scalars_of
+from murmur.learner_service.telemetry.tracking import scalars_of
 from murmur.live_page.curves import Curves
 from murmur.live_page.view import _figures
 

@@ -91,8 +91,8 @@ def run_whole(
     run = SupervisedRun(RunContext(config, folder, checkpoint, False, stop))
     if checkpoint is None:
         run.open_source(SOURCE.spec)
-    run.admit_supply()
-    learner, store = run.context.learner, run.store
+    run.context.begin()
+    learner, store = run.context.learner, run.sessions.store
     assert learner is not None
     assert store is not None
     sender = threading.Thread(target=send, args=(store, ended))

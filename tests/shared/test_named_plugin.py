@@ -242,7 +242,7 @@ def test_untyped_options_survive_in_a_file(tmp_path: Path) -> None:
     write(tmp_path, UNTYPED)
     look_in([str(tmp_path)])
     kind = named_plugin("network", "own_net:Net").Config
-    text = "{table: {0: .nan, 1: [2024-01-31, !!set {a}]}, most: {2: !!binary aGk=, 1e-3: -.inf}}"
+    text = "{table: {0: .nan, 1: [2024-01-31, a]}, most: {2: !!binary aGk=, 1e-3: -.inf}}"
     options = kind.model_validate(parse_yaml(text, "text"))
     written = parse_yaml(to_yaml(plain_data(options)), "written")
     assert difference(written, {**parse_yaml(text, "text"), "end": math.inf}) is None

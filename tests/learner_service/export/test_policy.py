@@ -30,7 +30,7 @@ from murmur.learner_service.layers.inputs import InputShape
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.process.errors import ConfigError, MurmurError, ResourceError
+from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.wire.derived_maps import Channel, DerivedMap
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
 from murmur.shared.wire.spec import Continuous as ContinuousAction
@@ -307,7 +307,7 @@ def test_the_example_runs_without_murmur(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
-    with pytest.raises(ResourceError, match="cannot write"):
+    with pytest.raises(ConfigError, match="cannot write"):
         export_policy(state, "torch-export", tmp_path / "no folder" / "policy.pt2", "x")
 
 

@@ -32,7 +32,7 @@ class Ranks:
                 2,
                 self._sessions_of(rank),
                 self._updates,
-                self.gauge,
+                self.gauge.set,
                 1e6,
                 look_every_s=0.01,
                 tell_after_s=0.1,
@@ -96,7 +96,7 @@ def test_wait_that_is_too_long_ends_the_process() -> None:
         "import time; from prometheus_client import Gauge; from torch.distributed import HashStore;"
         "from murmur.learner_service.ranks.watch import SessionWatch as Watch; s = HashStore();"
         "g = Gauge('g', '', registry=None); s.set('sessions/1', '0');"
-        "Watch(s, 0, 2, lambda: 1, lambda: 7, g, 0.2, look_every_s=0.01); time.sleep(60)"
+        "Watch(s, 0, 2, lambda: 1, lambda: 7, g.set, 0.2, look_every_s=0.01); time.sleep(60)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.learner_service.telemetry.notices import NoticeLog
+from murmur.learner_service.telemetry.metrics import NoticeLog
 from murmur.shared.process.errors import WireError
 from murmur.shared.wire.notices import FILE, Notice, pack_notices, read_notices, unpack_notices
 from tests.learner_service.images.test_supply import Supplier, config

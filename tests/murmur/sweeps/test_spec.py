@@ -127,7 +127,7 @@ def test_capacity_divides_cores_and_gpus() -> None:
         measure_capacity([load("spread", ["learner.device=cuda"], environ={})], 0, [])
 
 
-ARGUMENTS = "{prices: {0: 1.0}, budget: .inf, day: 2024-01-31, kinds: !!set {a, b}, rate: 1e-3}"
+ARGUMENTS = "{prices: {0: 1.0}, budget: .inf, day: 2024-01-31, kinds: [a, b], rate: 1e-3}"
 
 
 def test_a_sweep_keeps_arguments_as_they_are_written(tmp_path: Path) -> None:
@@ -157,9 +157,7 @@ def test_a_sweep_keeps_arguments_as_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(
         f"configs: [{tmp_path}/gym.yaml]\nvary: {{environment.arguments.x: [yes, no]}}\n"
     )
-    with pytest.raises(
-        ConfigError, match=r"yes is true in YAML 1\.1 and the text 'yes' in YAML 1\.2"
-    ):
+    with pytest.raises(ConfigError, match=r"yes is not the same in YAML 1\.1 and YAML 1\.2"):
         load_spec([str(tmp_path / "sweep.yaml")], {})
 
 

@@ -7,8 +7,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
+from murmur.learner_service.report import MOST_VALUES, distributions
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog
-from murmur.learner_service.telemetry.tensorboard_distributions import MOST_VALUES, distributions
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
 
