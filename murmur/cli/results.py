@@ -209,6 +209,7 @@ def record(
         weights = run.checkpoint(checkpoint)
         settings = run.config(set_ or [])
         title, source = run.path.name, {"run": run.path.name, "checkpoint": weights.name}
+        play = partial(evaluate_run, run, weights, say=say, overrides=set_ or [])
     else:
         settings = chosen_environment(target, config, set_, console)
         named = {"baseline": baseline, "learner": learner, "minari": minari}
@@ -216,18 +217,21 @@ def record(
         if len(source) > 1:
             raise ConfigError(f"--{' and --'.join(source)}: give one of them")
         title = baseline or minari or "learner"
-    played = settings
+        if baseline:
+            play = partial(run_baseline, settings, baseline)
+        elif learner:
+            play = partial(run_policy, settings, learner)
     if minari:
         from murmur.env_service.adapters.minari import POLICY, replaying
 
         played, total = replaying(settings, minari)
-        baseline, first_seed = POLICY, 0
+        play, first_seed = partial(run_baseline, played, POLICY), 0
         if (episodes or 0) > total:
             say(f"--episodes {episodes}: {minari} has {total} episodes, all of which are taken")
         episodes = min(episodes or total, total)
-    episodes = episodes or _RECORDED
-    if not minari:
+    else:
         source["first_seed"] = first_seed
+    episodes = episodes or _RECORDED
     folder = out or Path("datasets") / f"{title.replace('/', '-')}-{first_seed}"
     writer = DatasetWriter(folder, source, plain_data(settings.for_evaluation().environment))
     columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -235,21 +239,7 @@ def record(
     with writer, bar:
         task = bar.add_task("", total=episodes)
         recorder = TransitionRecorder(writer, lambda done: bar.update(task, completed=done))
-        if run is not None:
-            result = evaluate_run(
-                run,
-                weights,
-                episodes,
-                first_seed,
-                say=say,
-                overrides=set_ or [],
-                recorder=recorder,
-            )
-        elif baseline:
-            result = run_baseline(played, baseline, episodes, first_seed, None, recorder)
-        else:
-            assert learner is not None
-            result = run_policy(settings, learner, episodes, first_seed, None, recorder)
+        result = play(episodes, first_seed, recorder=recorder)
     print_table(console, result_table(title, result))
     say(f"written: {Dataset(folder, '--out').describe()}")
 
