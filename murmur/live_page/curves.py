@@ -4,6 +4,7 @@ import math
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -199,27 +200,13 @@ def _merged(one: Point, two: Point) -> Point:
     """Merge two neighbors."""
     values = dict(one["values"])
     for name, (low, total, high, count) in two["values"].items():
-        if name in values:
-            other = values[name]
-            values[name] = [
-                min(low, other[0]),
-                total + other[1],
-                max(high, other[2]),
-                count + other[3],
-            ]
-        else:
-            values[name] = [low, total, high, count]
-    ledger = {thread: dict(states) for thread, states in one["ledger"].items()}
-    for thread, states in two["ledger"].items():
-        into = ledger.setdefault(thread, {})
-        for state, seconds in states.items():
-            into[state] = into.get(state, 0.0) + seconds
-    return {
-        "records": one["records"] + two["records"],
-        "at": two["at"],
-        "values": values,
-        "ledger": ledger,
+        least, before, most, counted = values.get(name, (low, 0.0, high, 0))
+        values[name] = [min(low, least), total + before, max(high, most), count + counted]
+    ledger = {
+        thread: Counter(one["ledger"].get(thread)) + Counter(two["ledger"].get(thread))
+        for thread in one["ledger"] | two["ledger"]
     }
+    return {**two, "records": one["records"] + two["records"], "values": values, "ledger": ledger}
 
 
 def _shown(point: Point) -> Point:
