@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import RESULTS, app
+from murmur.cli.app import RESULTS, command
 from murmur.cli.options import (
     BaselineName,
     Checkpoint,
@@ -36,26 +36,19 @@ ServingLearner = Annotated[
 ]
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def evaluate(
     target: Target = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to run.")] = 50,
+    episodes: Annotated[int, typer.Option(min=1)] = 50,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     learner: ServingLearner = None,
     config: EnvironmentConfig = None,
     set_: Set = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="A run with a source: write masks of this folder's pictures."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="--folder: where to; default: masks-FOLDER in the run.")
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    folder: Path | None = None,
+    out: Path | None = None,
 ) -> None:
     """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
 
@@ -78,6 +71,12 @@ def evaluate(
 
       murmur evaluate --learner gpu-host:50051 --config terrain-reference \
         --set security.folder=certs/evaluator
+
+    Options:
+        episodes: Episodes to run.
+        json_file: Write the result here; -: to standard output.
+        folder: A run with a source: write masks of this folder's pictures.
+        out: --folder: where to; default: masks-FOLDER in the run.
     """
     stdout = reserve_stdout() if str(json_file) == "-" else None
     console = Console(stderr=stdout is not None)
@@ -150,29 +149,16 @@ def _evaluate_masks(
     return measured.record(title)
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def record(
     target: Target = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The dataset's folder, a new one; default: datasets/POLICY-SEED."),
-    ] = None,
-    episodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Episodes to record; default: 100, of --minari all."),
-    ] = None,
+    out: Path | None = None,
+    episodes: Annotated[int | None, typer.Option(min=1)] = None,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     learner: ServingLearner = None,
-    minari: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATASET",
-            help="Convert a Minari dataset instead, by its id or folder, for the environment of "
-            "--config (extra minari).",
-        ),
-    ] = None,
+    minari: Annotated[str | None, typer.Option(metavar="DATASET")] = None,
     config: EnvironmentConfig = None,
     set_: Set = None,
 ) -> None:
@@ -190,6 +176,12 @@ def record(
       murmur record runs/spread-20260101-120000 --set evaluation.sample=true
 
       murmur record --minari mujoco/hopper/expert-v0 --config hopper --out datasets/hopper
+
+    Options:
+        out: The dataset's folder, a new one; default: datasets/POLICY-SEED.
+        episodes: Episodes to record; default: 100, of --minari all.
+        minari: Convert a Minari dataset instead, by its id or folder, for the environment of
+            --config (extra minari).
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -244,14 +236,11 @@ def record(
     say(f"written: {Dataset(folder, '--out').describe()}")
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def render(
     target: Target = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="A .gif or .mp4 file, of masks a .png; default: beside the run."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1,
+    out: Path | None = None,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     config: EnvironmentConfig = None,
@@ -265,6 +254,10 @@ def render(
       murmur render --out episode.mp4
 
       murmur render --baseline information-gain --config terrain-reference --seed 7
+
+    Options:
+        out: A .gif or .mp4 file, of masks a .png; default: beside the run.
+        seed: Seed of the episode.
     """
     from murmur.env_service.adapters.frames import DRAWING, with_frames
     from murmur.env_service.sessions.evaluate import run_baseline
@@ -297,18 +290,14 @@ def render(
     print_plain(console, f"written: {file}")
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def report(
     target: Target = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The page; default: report.html in the run.")
-    ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes of each policy.")] = 50,
+    out: Path | None = None,
+    episodes: Annotated[int, typer.Option(min=1)] = 50,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Evaluate again, even what was evaluated before.")
-    ] = False,
+    fresh: bool = False,
 ) -> None:
     """Write one self-contained page about a run: curves, baselines, paths, settings.
 
@@ -319,6 +308,11 @@ def report(
       murmur report
 
       murmur report runs/terrain-demo-20260101-120000 --out demo.html --episodes 20
+
+    Options:
+        out: The page; default: report.html in the run.
+        episodes: Episodes of each policy.
+        fresh: Evaluate again, even what was evaluated before.
     """
     from murmur.comparison.report import write_report
 
@@ -342,25 +336,13 @@ def report(
     say(f"written: {file}")
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def export(
     target: Target = None,
-    format_: Annotated[
-        Literal["onnx", "torch-export", "safetensors"],
-        typer.Option(
-            "--format", help="onnx; torch-export, a .pt2 file; safetensors, the weights alone."
-        ),
-    ] = "onnx",
+    format_: Literal["onnx", "torch-export", "safetensors"] = "onnx",
     checkpoint: Checkpoint = "best",
-    output: Annotated[
-        Path | None, typer.Option(help="The file; default: policy.onnx or policy.pt2 in the run.")
-    ] = None,
-    agents: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Agents to act for, if nothing observed depends on it; 0: as trained."
-        ),
-    ] = 0,
+    output: Path | None = None,
+    agents: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Write a trained policy as one file that runs without murmur, and check that it does the same.
 
@@ -375,6 +357,11 @@ def export(
       murmur export
 
       murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
+
+    Options:
+        format_: onnx; torch-export, a .pt2 file; safetensors, the weights alone.
+        output: The file; default: policy.onnx or policy.pt2 in the run.
+        agents: Agents to act for, if nothing observed depends on it; 0: as trained.
     """
     from murmur.learner_service.checkpoint.folder import CheckpointFolder
     from murmur.learner_service.checkpoint.resize import with_agents
@@ -411,8 +398,11 @@ def export(
     print_plain(console, f"written: {file}, {card}")
 
 
-@app.command(rich_help_panel=RESULTS)
-def track(target: Target = None, set_: Set = None) -> None:
+@command(RESULTS)
+def track(
+    target: Target = None,
+    set_: Set = None,
+) -> None:
     """Send a run to the W&B or MLflow of its configuration: what was not sent while it trained.
 
     Pictures that `murmur render` and `murmur report` wrote since then are sent too.
