@@ -265,7 +265,7 @@ def compare(
         command = f"murmur.compare({', '.join(map(repr, targets))})"
         write_output(Path(page), render(found, command))
     rows: list[dict[str, Any]] = []
-    for task in ([found.overall] if found.overall else []) + found.tasks:
+    for task in found.results:
         for group, (value, low, high) in task.iqm.items():
             scores = task.scores[group]
             row = {"task": task.name, "group": group, "runs": len(scores), "iqm": value}

@@ -158,6 +158,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
     }
     columns = _columns(results)
     arrows = {column: direction(column, best) for column in columns}
+    pictures = _pictures(run, results)
     return render_template(
         "report.html.j2",
         **page_parts(run, facts, progress),
@@ -170,8 +171,11 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         episodes=max((r["episodes"] for r in results.values()), default=0),
         note=_note(run, results),
         mission=mission_charts(results, best),
-        pictures=_pictures(run, results),
-        picture_width=_widest(run, results),
+        pictures=[(name, base64.b64encode(png).decode()) for name, png in pictures.items()],
+        # Bytes 16 to 19 of a PNG are its width: letters of the widest are legible.
+        picture_width=max(
+            (int.from_bytes(png[16:20], "big") for png in pictures.values()), default=0
+        ),
         picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
         learning=[*evaluation_charts(evaluations, results, best), *learning_charts(progress)],
     )
@@ -240,24 +244,12 @@ def _means(results: Mapping[str, Mapping[str, Any]], column: str) -> list[tuple[
     return [(n, r["summary"][column]["mean"]) for n, r in results.items() if column in r["summary"]]
 
 
-def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (policy, PNG in base64) of the first episode's end, the learned policy first."""
-    found = []
+def _pictures(run: RunFolder, results: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return a PNG of the first episode's end for each policy, the learned one first."""
     mean = {name: r["summary"]["return"]["mean"] for name, r in results.items()}
-    for name in sorted(results, key=lambda name: (name != LEARNED, -mean[name])):
-        file = _file(run.path / "evaluations", name).with_suffix(".png")
-        if results[name]["picture"] and file.is_file():
-            found.append((name, base64.b64encode(file.read_bytes()).decode()))
-    return found
-
-
-def _widest(run: RunFolder, results: Mapping[str, Any]) -> int:
-    """Return the width of the widest picture in pixels: at it, or scrolled, letters are legible."""
-    files = [_file(run.path / "evaluations", name).with_suffix(".png") for name in results]
-    # Bytes 16 to 19 of a PNG file are its width.
-    return max(
-        (int.from_bytes(f.read_bytes()[16:20], "big") for f in files if f.is_file()), default=0
-    )
+    names = sorted(mean, key=lambda name: (name != LEARNED, -mean[name]))
+    files = {name: _file(run.path / "evaluations", name).with_suffix(".png") for name in names}
+    return {n: f.read_bytes() for n, f in files.items() if results[n]["picture"] and f.is_file()}
 
 
 def _provenance(start: Mapping[str, Any]) -> dict[str, str]:

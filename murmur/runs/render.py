@@ -73,7 +73,8 @@ def recorded_movie(file: Path, config: ExperimentConfig, title: str) -> Iterator
     Raises:
         ConfigError: for another kind of file, or if the environment has no pictures.
     """
-    require_movie(file)
+    if file.suffix not in (".gif", ".mp4"):
+        raise ConfigError(f"'{file}': pictures are written as .gif or .mp4")
     name = config.environment.name
     if name in DRAWING:
         recorder = Recorder(required_by=config.environment.options.get("factory", name))
@@ -87,16 +88,6 @@ def recorded_movie(file: Path, config: ExperimentConfig, title: str) -> Iterator
         write_movie(file, draw_episode(name, recorder.snapshots, title))
 
 
-def require_movie(file: Path) -> None:
-    """Check the kind of a file before an episode is played for it.
-
-    Raises:
-        ConfigError: if it is neither .gif nor .mp4.
-    """
-    if file.suffix not in (".gif", ".mp4"):
-        raise ConfigError(f"'{file}': pictures are written as .gif or .mp4")
-
-
 def write_movie(
     file: Path, frames: Sequence[NDArray[np.uint8]], rate: float = FRAMES_PER_SECOND
 ) -> None:
@@ -108,11 +99,10 @@ def write_movie(
         rate: frames per second.
 
     Raises:
-        ConfigError: for another kind of file, or one that cannot be written.
+        ConfigError: if it cannot be written.
     """
     import imageio.v2 as imageio
 
-    require_movie(file)
     frames = [*frames, *[frames[-1]] * math.ceil(HOLD_S * rate)]
     with replacing(file) as beside:
         if file.suffix == ".gif":

@@ -14,9 +14,7 @@ from murmur.runs.scores import Metric, last_progress, read_curve, state_of
 from murmur.shared.process.errors import ConfigError, MurmurError, ResourceError
 from murmur.shared.process.files import disk_error, size_text
 from murmur.sweeps.folder import find_runs
-from murmur.text import number, plain
-
-_GAP = 2  # characters between two columns
+from murmur.text import number, plain, screen_table
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,7 @@ def folder_size(folder: Path) -> int:
 def runs_table(runs: Sequence[ListedRun]) -> Table:
     """Return a table for the screen, the path of a run at the end of its line."""
     headings = ("date", "state", "algorithm", "environment", "seed", "steps", "best", "", "size")
-    table = Table(*headings, box=None, padding=(0, _GAP, 0, 0), header_style="dim")
-    table.add_column("run", no_wrap=True)
+    table = screen_table(*headings, "run")
     for run in runs:
         table.add_row(
             f"{datetime.fromtimestamp(run.date):%Y-%m-%d %H:%M}",

@@ -16,7 +16,7 @@ from murmur.runs.scores import Metric, completion
 from murmur.shared.config.files import Overrides, changes_of, dotted, load
 from murmur.shared.config.text import plain_value
 from murmur.shared.process.errors import ConfigError
-from murmur.sweeps.capacity import Gpu, measure_capacity
+from murmur.sweeps.capacity import measure_capacity
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from murmur.sweeps.scheduler import Active, Scheduler
 from murmur.sweeps.spec import load_spec
@@ -71,7 +71,6 @@ def run_sweep(
     *,
     console: Console,
     parallel: int | None = None,
-    gpus: list[Gpu] | None = None,
 ) -> int:
     """Run what is left of a sweep, showing progress.
 
@@ -80,7 +79,6 @@ def run_sweep(
         console: console that shows the progress.
         parallel: number of runs at once, in place of the sweep's own; 0: as many as the machine
             holds.
-        gpus: GPUs that runs may use; None: those of this machine.
 
     Returns:
         the number of runs that failed.
@@ -92,7 +90,7 @@ def run_sweep(
     left = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
     configs = [load(str(sweep.config_file(run)), environ={}) for run in left or sweep.runs[:1]]
     metric = Metric.parse(configs[0].evaluation.best_metric)
-    capacity = measure_capacity(configs, sweep.parallel if parallel is None else parallel, gpus)
+    capacity = measure_capacity(configs, sweep.parallel if parallel is None else parallel)
     before = len(sweep.runs) - len(left)
     known = f", {before} of them complete before" if before else ""
     print_plain(console, f"sweep of {counted(len(sweep.runs), 'run')}{known}, in {sweep.path}")

@@ -32,7 +32,7 @@ from murmur.env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs.evaluation import Recorder, carried_forward, caveat_of_best, to_record
 from murmur.runs.readings import DOWN, UP, best_names, direction
-from murmur.runs.render import draw_episode, write_movie
+from murmur.runs.render import draw_episode, recorded_movie, write_movie
 from murmur.runs.run_folder import ProgressTail, RunFolder
 from murmur.runs.scores import Curve, Metric, completion
 from murmur.runs.settings import changed
@@ -534,7 +534,10 @@ def test_pictures_become_a_movie(tmp_path: Path) -> None:
     assert len(imageio.mimread(tmp_path / "a.gif")) > 1
     write_movie(tmp_path / "a.mp4", frames[:2])
     assert (tmp_path / "a.mp4").stat().st_size > 1000
-    with pytest.raises(ConfigError, match=r"\.gif or \.mp4"):
-        write_movie(tmp_path / "a.avi", frames)
+    with (
+        pytest.raises(ConfigError, match=r"\.gif or \.mp4"),
+        recorded_movie(tmp_path / "a.avi", load("spread"), "random"),
+    ):
+        pytest.fail("an episode is played")
     with pytest.raises(ConfigError, match="has no pictures"):
         draw_episode("matrix", [], "random")
