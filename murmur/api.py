@@ -244,7 +244,7 @@ def compare(
     """
     import pandas as pd
 
-    from murmur.comparison import compare as compare_runs
+    from murmur.comparison.analysis import compare as compare_runs
     from murmur.comparison.page import render
 
     say = partial(print_plain, Console(), style="yellow")

@@ -43,14 +43,12 @@ def config(
         explain_: Every key: value, default if another, meaning.
         schema: The JSON Schema of all configurations, for editors: docs say how.
     """
-    from murmur.runs.settings import explain, list_everything, resolved_data
+    from murmur.runs.settings import explain, json_schema, list_everything, resolved_data
     from murmur.shared.config.files import load
     from murmur.shared.config.text import to_yaml
 
     console = Console()
     if schema:
-        from murmur.runs.schema import json_schema
-
         if name is not None or explain_ or set_:
             raise ConfigError("--schema is that of all configurations: give it alone")
         print(json.dumps(json_schema(), indent=1))

@@ -1,4 +1,7 @@
-"""Curves of a run in bounded memory: however long it is, a few hundred points with their spread."""
+"""Curves of a run, and of those beside it, in bounded memory.
+
+However long a run is, it has a few hundred points with their spread.
+"""
 
 import math
 import os
@@ -7,13 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from murmur.runs.run_folder import ProgressTail
+from murmur.runs.run_folder import ProgressTail, RunFolder
 from murmur.shared.process.ledger import since
 
 MOST_POINTS = 512  # then two neighbors become one
 MOST_EVALUATIONS = 1024
+_MOST_RUNS = 200  # in the list of other runs, the newest
+_RUNS_KEPT = 4  # other runs whose curves stay in memory
+_LIST_S = 5.0  # between two looks at the folder of runs, however many pages are open
 _AT = ("time", "seconds", "env_steps", "updates")
 _FIGURES = ("return", "agent_steps_per_s", "policy_lag")
 
@@ -162,6 +169,63 @@ class CurveReader:
     def take(self, record: Mapping[str, Any]) -> None:
         """Take a record of progress.jsonl."""
         self.curves.take(record)
+
+
+class OtherRuns:
+    """Runs beside a run, those of sweeps among them. Used by any thread."""
+
+    def __init__(self, run: RunFolder) -> None:
+        """Look beside `run`; nothing is read yet."""
+        self._own = run.path.resolve()
+        parent = self._own.parent
+        self._top = parent.parent if (parent / "sweep.json").is_file() else parent
+        self._lock = Lock()
+        self._runs: dict[str, Path] = {}
+        self._listed = float("-inf")
+        self._readers: dict[str, CurveReader] = {}
+
+    def names(self) -> list[str]:
+        """Return the runs' folders relative to the folder of runs, the newest first."""
+        with self._lock:
+            return [*self._list()]
+
+    def _list(self) -> dict[str, Path]:
+        if time.monotonic() - self._listed < _LIST_S:
+            return self._runs
+        found = []
+        for pattern in ("*/progress.jsonl", "*/*/progress.jsonl"):
+            for file in self._top.glob(pattern):
+                if file.parent == self._own or file.parent.name.startswith("begun-"):
+                    continue
+                try:
+                    found.append((file.stat().st_mtime, file.parent))
+                except OSError:  # it was deleted meanwhile
+                    continue
+        newest = sorted(found, reverse=True)[:_MOST_RUNS]
+        self._runs = {str(path.relative_to(self._top)): path for _, path in newest}
+        self._listed = time.monotonic()
+        return self._runs
+
+    def curves(self, name: str, cursor: str, longest_s: float) -> dict[str, Any] | None:
+        """Return a run's curves after a reader's cursor; None if `names` does not have it.
+
+        Args:
+            name: folder as `names` gives it; only those are read, whatever is asked for.
+            cursor: cursor of the reader, see `Curves.since`.
+            longest_s: longest time to read for [s]; `behind` says if that was too short.
+        """
+        with self._lock:
+            path = self._list().get(name)
+            if path is None:
+                return None
+            reader = self._readers.pop(name, None)
+            if reader is None or reader.replaced():
+                reader = CurveReader(path / "progress.jsonl")
+            self._readers[name] = reader  # the newest last
+            for oldest in list(self._readers)[:-_RUNS_KEPT]:
+                del self._readers[oldest]
+            behind = reader.read(longest_s)
+            return {"behind": behind, "curves": reader.curves.since(cursor)}
 
 
 def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

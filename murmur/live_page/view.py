@@ -19,10 +19,9 @@ from murmur.live_page.alerts import (
     doctors_finding,
     learning_alert,
 )
-from murmur.live_page.curves import CurveReader
+from murmur.live_page.curves import CurveReader, OtherRuns
 from murmur.live_page.episode import EpisodePictures
 from murmur.live_page.ledger_states import STATES
-from murmur.live_page.other_runs import OtherRuns
 from murmur.runs.readings import loss_reading
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric, Pace, completion, state_of
