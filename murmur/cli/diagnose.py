@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import RESULTS, SPEED, command
-from murmur.cli.options import Config, Set, Target, begun, complete_run
+from murmur.cli.options import Config, Set, Target, complete_run, find_run
 from murmur.live_page import PORT
 from murmur.shared.process.errors import ConfigError
 from murmur.text import plain, print_plain, reserve_stdout
@@ -99,7 +99,7 @@ def doctor(
 
     stdout = reserve_stdout() if json_ else None
     console = Console()
-    folder = None if run is None and (metrics or prometheus) else begun(run)
+    folder = None if run is None and (metrics or prometheus) else find_run(run, begun=True)
     for line in learning_lines(folder) if folder and not json_ else ():
         console.print(plain(line), soft_wrap=True)
     seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
@@ -135,7 +135,7 @@ def watch(
     from murmur.live_page.server import LivePage
     from murmur.runs.interrupts import stopped_by_signals
 
-    folder = begun(run)
+    folder = find_run(run, begun=True)
     page, console = LivePage(folder, port), Console()
     try:
         print_plain(console, f"{folder.path}: {page.text}; Ctrl-C stops")
@@ -167,7 +167,7 @@ def profile(
     """
     from murmur.doctor.profile import read, record, show
 
-    folder = begun(run)
+    folder = find_run(run, begun=True)
     trace = record(folder, updates, Console(stderr=True))
     console = Console()
     show(read(trace), console)

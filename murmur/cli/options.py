@@ -143,24 +143,21 @@ EnvironmentConfig = Annotated[
 ]
 
 
-def trained(target: Path | None, config: str | None = None) -> "RunFolder":
-    """Return the run that is meant: the folder `target`, else the newest, of `config` if given."""
+def find_run(target: Path | None, config: str | None = None, *, begun: bool = False) -> "RunFolder":
+    """Return the run that is meant.
+
+    Args:
+        target: folder of the run; None: the newest one.
+        config: configuration of the newest run; None: any.
+        begun: flag to find one without a checkpoint, too.
+    """
     from murmur.runs.run_folder import RunFolder
     from murmur.shared.config.files import load
 
     _one_of(target, config)
     if target:
         return RunFolder.open(target)
-    if config is None:
-        return RunFolder.newest(Path("runs"))
-    return RunFolder.newest(Path("runs"), load(config).run.name)
-
-
-def begun(target: Path | None) -> "RunFolder":
-    """Return the run that is meant, also one without a checkpoint: `target`, or the newest."""
-    from murmur.runs.run_folder import RunFolder
-
-    return RunFolder.open(target) if target else RunFolder.newest(Path("runs"), begun=True)
+    return RunFolder.newest(Path("runs"), config and load(config).run.name, begun=begun)
 
 
 def chosen_environment(

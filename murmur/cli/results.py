@@ -15,9 +15,8 @@ from murmur.cli.options import (
     FirstSeed,
     Set,
     Target,
-    begun,
     chosen_environment,
-    trained,
+    find_run,
 )
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.files import write_json
@@ -80,7 +79,7 @@ def evaluate(
     """
     stdout = reserve_stdout() if str(json_file) == "-" else None
     console = Console(stderr=stdout is not None)
-    run = None if baseline or learner else trained(target, config)
+    run = None if baseline or learner else find_run(target, config)
     if run is not None and run.config().supervised:
         record = _evaluate_masks(run, checkpoint, folder, out, console)
     elif folder or out:
@@ -193,7 +192,7 @@ def record(
 
     console = Console()
     say = partial(print_plain, console)
-    run = None if baseline or learner or minari else trained(target, config)
+    run = None if baseline or learner or minari else find_run(target, config)
     source: dict[str, str | int]
     if run is not None and run.config().supervised:
         raise ConfigError(f"run '{run.path}' learned from a source: it has no episodes to record")
@@ -269,7 +268,7 @@ def render(
         settings = chosen_environment(target, config, None, console)
         title, file = baseline, out or Path(f"{settings.environment.name}-{baseline}-{seed}.gif")
     else:
-        run = trained(target, config)
+        run = find_run(target, config)
         settings = run.config()
         if settings.supervised:
             from murmur.comparison.segmentation_report import SHOWN, draw_samples
@@ -317,7 +316,7 @@ def report(
     from murmur.comparison.report import write_report
 
     say = partial(print_plain, Console())
-    run = trained(target)
+    run = find_run(target)
     file = out or run.path / "report.html"
     if run.config().supervised:
         from murmur.comparison.segmentation_report import write_segmentation_report
@@ -369,7 +368,7 @@ def export(
     from murmur.runs.card import model_card
     from murmur.shared.process.files import write_output
 
-    run = trained(target)
+    run = find_run(target)
     weights = run.checkpoint(checkpoint)
     file = output or run.path / f"policy{SUFFIX[format_]}"
     if file.suffix != SUFFIX[format_]:
@@ -415,7 +414,7 @@ def track(
     """
     from murmur.learner_service.telemetry.tracking import Forwarder, require_trackers
 
-    run = begun(target)
+    run = find_run(target, begun=True)
     config = run.config(set_ or []).tracking
     if not config.services:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Evaluation of a trained policy over the real wire, and of scripted baselines."""
 
 import json
+import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -127,25 +128,15 @@ def _serving_learner(
             # The run may come from another machine, whose networks this one has not.
             *("--set", "learner.metrics_host=127.0.0.1"),
         )
-        log = _serve_log(run, Path(name))
-        learner = Child("serving learner", lambda _: command, log)
+        logs = run.logs if os.access(run.path, os.W_OK) else folder.logs
+        logs.mkdir(exist_ok=True)
+        learner = Child("serving learner", lambda _: command, logs / "serve.log")
         learner.start()
         try:
             yield f"127.0.0.1:{wait_for_port(folder, learner, say, 'serve.json')}"
         finally:
             learner.signal(signal.SIGTERM)
             learner.wait(15.0)
-
-
-def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
-    """Return the serving learner's log: in the run, or `elsewhere` if that cannot be written."""
-    log = run.logs / "serve.log"
-    try:
-        run.logs.mkdir(exist_ok=True)
-        log.open("ab").close()
-    except OSError:
-        return elsewhere / "serve.log"
-    return log
 
 
 def caveat_of_best(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:

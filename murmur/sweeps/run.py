@@ -12,7 +12,7 @@ from rich.table import Table
 
 from murmur.runs.interrupts import stopped_by_signals
 from murmur.runs.live_view import LiveView
-from murmur.runs.scores import Metric, completion
+from murmur.runs.scores import Metric, completion, last_progress
 from murmur.shared.config.files import Overrides, changes_of, dotted, load
 from murmur.shared.config.text import plain_value
 from murmur.shared.process.errors import ConfigError
@@ -188,7 +188,7 @@ def _active_table(active: list[Active]) -> Table:
     """Return the runs at work, one in each row."""
     table = screen_table("run", "done", "env steps", "return", "time")
     for one in active:
-        progress = one.progress
+        progress = last_progress(one.folder)
         share = completion(one.config.run, progress) if progress else None
         done = "starting" if not progress else "" if share is None else f"{100 * share:.0f} %"
         table.add_row(
