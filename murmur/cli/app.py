@@ -22,7 +22,7 @@ from murmur.shared.config.plugin_folders import look_in
 from murmur.shared.config.section import nearest
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.process.files import disk_error
-from murmur.shared.process.process import FOREIGN_VARIABLES
+from murmur.shared.process.process import FOREIGN_VARIABLES, leave
 from murmur.text import plain
 
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -199,8 +199,6 @@ def main() -> None:
     except SystemExit as end:
         if threading.active_count() == 1:
             raise
-        from murmur.shared.process.process import leave
-
         leave(end)
 
 

@@ -19,8 +19,8 @@ from murmur.cli.options import (
     find_run,
 )
 from murmur.shared.process.errors import ConfigError, ResourceError
-from murmur.shared.process.files import write_json
-from murmur.text import print_plain, print_table, reserve_stdout
+from murmur.shared.process.files import write_json, write_output
+from murmur.text import duration, print_plain, print_table, reserve_stdout
 
 if TYPE_CHECKING:
     from murmur.runs.run_folder import RunFolder
@@ -93,7 +93,6 @@ def evaluate(
             run_title,
             to_record,
         )
-        from murmur.text import duration
 
         note, say = "", partial(print_plain, console)
         if run is not None:
@@ -258,7 +257,7 @@ def render(
         out: A .gif or .mp4 file, of masks a .png; default: beside the run.
         seed: Seed of the episode.
     """
-    from murmur.env_service.adapters.frames import DRAWING, with_frames
+    from murmur.env_service.adapters.frames import with_frames
     from murmur.env_service.sessions.evaluate import run_baseline
     from murmur.runs.evaluation import evaluate_run
     from murmur.runs.render import recorded_movie
@@ -284,8 +283,7 @@ def render(
             run_baseline(with_frames(settings), baseline, 1, seed, take)
         else:
             say = partial(print_plain, console)
-            drawn = settings.environment.name in DRAWING
-            evaluate_run(run, weights, 1, seed, say=say, on_row=take, drawn=drawn)
+            evaluate_run(run, weights, 1, seed, say=say, on_row=take, drawn=True)
     print_plain(console, f"written: {file}")
 
 
@@ -366,7 +364,6 @@ def export(
     from murmur.learner_service.checkpoint.resize import with_agents
     from murmur.learner_service.export.policy import SUFFIX, export_policy
     from murmur.runs.card import model_card
-    from murmur.shared.process.files import write_output
 
     run = find_run(target)
     weights = run.checkpoint(checkpoint)

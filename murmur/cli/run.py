@@ -24,6 +24,8 @@ from murmur.cli.options import (
     complete_config,
 )
 from murmur.live_page import PORT
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.process import configure_logging, stop_on_signals
 from murmur.text import print_plain
 
 _MACHINE, _LIVE_PAGE = "Machine", "Live page"
@@ -154,7 +156,6 @@ def learner(
         options.append(f"learner.port={PORT}")  # servers started by hand know no other
     if learners > 1:
         from murmur.runs.ranks import run_ranks
-        from murmur.shared.process.errors import ConfigError
 
         if serve:
             raise ConfigError(f"--serve takes one learner, not --learners {learners}: start one")
@@ -164,7 +165,6 @@ def learner(
         chosen += [part for setting in options for part in ("--set", setting)]
         raise SystemExit(run_ranks(learners, run, [config, "--run", str(run), *chosen]))
     from murmur.learner_service.app import run_learner
-    from murmur.shared.process.process import configure_logging, stop_on_signals
 
     rank = os.environ.get("RANK", "0")  # of torchrun
     configure_logging("learner" if rank == "0" else f"learner-{rank}")
@@ -207,7 +207,6 @@ def env_server(
     join_supervisor()
     from murmur.env_service.app import run_env_server
     from murmur.shared.config.files import load
-    from murmur.shared.process.process import configure_logging, stop_on_signals
 
     configure_logging("evaluator" if evaluate else "env-server")
     stop = stop_on_signals()
