@@ -194,10 +194,8 @@ def sweep(
     path = None if folder is None else Path(folder)
     found = open_sweep(_paths(configs), given, overrides, path, resume=resume)
     console = Console() if progress else Console(quiet=True, force_terminal=False)
-    try:
+    with found.lock:
         failed = run_sweep(found, console=console, parallel=parallel)
-    finally:
-        found.lock.release()
     if failed:
         named = [f"{run.name}: {run.message}" for run in found.runs if run.state == "failed"]
         raise ResourceError(

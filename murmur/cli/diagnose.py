@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -136,13 +137,9 @@ def watch(
     from murmur.runs.interrupts import stopped_by_signals
 
     folder = find_run(run, begun=True)
-    page, console = LivePage(folder, port), Console()
-    try:
-        print_plain(console, f"{folder.path}: {page.text}; Ctrl-C stops")
-        with stopped_by_signals():
-            threading.Event().wait()
-    finally:
-        page.close()
+    with closing(LivePage(folder, port)) as page, stopped_by_signals():
+        print_plain(Console(), f"{folder.path}: {page.text}; Ctrl-C stops")
+        threading.Event().wait()
 
 
 @command(SPEED)

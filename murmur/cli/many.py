@@ -81,11 +81,11 @@ def sweep(
     given = {"seeds": _seeds(seeds), "vary": varied(vary) if vary else None}
     overrides = with_options(set_ or [], short, SHORT)
     opened = open_sweep(targets or [], given, overrides, folder, resume=resume)
-    if slurm:
-        print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
-        return
-    if run_sweep(opened, console=Console(), parallel=parallel):
-        raise SystemExit(1)
+    with opened.lock:
+        if slurm:
+            print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
+        elif run_sweep(opened, console=Console(), parallel=parallel):
+            raise SystemExit(1)
 
 
 def _seeds(text: str | None) -> int | list[int] | None:

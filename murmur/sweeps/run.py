@@ -104,8 +104,6 @@ def run_sweep(
         again = f"murmur sweep --resume {shlex.quote(str(sweep.path))}"
         print_plain(console, f"\nstopped; continue with:  {again}")
         raise
-    finally:
-        sweep.lock.release()
     return _print_end(sweep, metric, console)
 
 
@@ -122,23 +120,20 @@ def write_array(sweep: SweepFolder, parallel: int, sbatch: Sequence[str]) -> str
     """
     from murmur.slurm import array_script, write_script
 
-    try:
-        left = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
-        if not left:
-            raise ConfigError(f"all runs of '{sweep.path}' are complete")
-        configs = [load(str(sweep.config_file(run)), environ={}) for run in left]
-        script = array_script(
-            sweep.path.absolute(),
-            [run.name for run in left],
-            gpus=int(any(config.learner.device != "cpu" for config in configs)),
-            parallel=parallel or sweep.parallel,
-            sbatch=sbatch,
-        )
-        file = sweep.path / "array.sh"
-        file.unlink(missing_ok=True)  # of the same sweep
-        write_script(script, sweep.path, file)
-    finally:
-        sweep.lock.release()
+    left = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
+    if not left:
+        raise ConfigError(f"all runs of '{sweep.path}' are complete")
+    configs = [load(str(sweep.config_file(run)), environ={}) for run in left]
+    script = array_script(
+        sweep.path.absolute(),
+        [run.name for run in left],
+        gpus=int(any(config.learner.device != "cpu" for config in configs)),
+        parallel=parallel or sweep.parallel,
+        sbatch=sbatch,
+    )
+    file = sweep.path / "array.sh"
+    file.unlink(missing_ok=True)  # of the same sweep
+    write_script(script, sweep.path, file)
     return (
         f"written: {file}, {counted(len(left), 'task')}\nnext: read it, then  sbatch {file}, and "
         f"at the end  murmur compare {shlex.quote(str(sweep.path))}"
