@@ -10,22 +10,22 @@ from typing import Any
 
 import jinja2
 
+from murmur.comparison.charts import styles
 from murmur.comparison.report_charts import (
     LEARNED,
     evaluation_charts,
     learning_charts,
     mission_charts,
-    policy_styles,
 )
 from murmur.doctor.device_report import about_text, run_busy_text
 from murmur.doctor.machine import commit, describe_machine, versions
+from murmur.env_service.environment import baselines
 from murmur.env_service.pictures import find_painter
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs import settings
 from murmur.runs.drops import dropped_message
 from murmur.runs.evaluation import (
     Recorder,
-    baseline_names,
     caveat_of_best,
     evaluate_run,
     to_record,
@@ -76,13 +76,12 @@ def evaluate_all(
     config = run.config()
     folder = run.path / "evaluations"
     folder.mkdir(exist_ok=True)
-    results = {}
+    results, names = {}, sorted(baselines(config.environment))
     try:
         weights = run.checkpoint(checkpoint)
-        names = [LEARNED, *baseline_names(config)]
+        names = [LEARNED, *names]
     except CheckpointError as error:
         say(f"no policy to evaluate: {error}")
-        names = baseline_names(config)
     for name in names:
         key = evaluation_key(config, episodes, first_seed, weights if name == LEARNED else None)
         file = _file(folder, name)
@@ -167,7 +166,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         results=results,
         arrows=arrows,
         best={c: best_names(_means(results, c), arrows[c]) for c in columns},
-        look=policy_styles(results),
+        look=styles(results, first=LEARNED),
         episodes=max((r["episodes"] for r in results.values()), default=0),
         note=_note(run, results),
         mission=mission_charts(results, best),

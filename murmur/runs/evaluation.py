@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from murmur.env_service.adapters.frames import FRAME, with_frames
-from murmur.env_service.environment import VectorEnvironment, baselines, make_environment
+from murmur.env_service.environment import VectorEnvironment, make_environment
 from murmur.env_service.pictures import Snapshot
 from murmur.env_service.sessions.evaluate import OnRow, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
@@ -30,11 +30,6 @@ from murmur.text import number, plain, screen_table
 
 Say = Callable[[str], None]
 MOST_ROWS = 240  # of an episode that are drawn; of a longer one every second, third ...
-
-
-def baseline_names(config: ExperimentConfig) -> list[str]:
-    """Return the names of the configured environment's scripted baselines."""
-    return sorted(baselines(config.environment))
 
 
 def evaluate_run(

@@ -17,7 +17,7 @@ import pytest
 
 from murmur.cli.results import evaluate, report
 from murmur.comparison.analysis import learning_curve
-from murmur.comparison.charts import Series, line_chart
+from murmur.comparison.charts import Series, line_chart, styles
 from murmur.comparison.report import evaluate_all, evaluation_key, render_page, write_report
 from murmur.comparison.report_charts import (
     LEARNED,
@@ -25,7 +25,6 @@ from murmur.comparison.report_charts import (
     evaluation_charts,
     loss_charts,
     mission_charts,
-    policy_styles,
 )
 from murmur.env_service.environment import RandomPolicy, make_environment
 from murmur.env_service.pictures import DRAWN, Snapshot, find_painter
@@ -376,7 +375,7 @@ def test_directions_follow_the_configuration_and_teams() -> None:
 def test_a_policy_has_one_color_in_all_charts() -> None:
     names = [LEARNED, *(f"baseline-{i}" for i in range(9)), "random"]
     results = {name: evaluated([0.0, float(i)], 1) for i, name in enumerate(names)}
-    look = policy_styles(results)
+    look = styles(results, first=LEARNED)
     assert len({(style.color, style.dashes) for style in look.values()}) >= len(names)
     alone = {look[LEARNED].color, look["random"].color}
     assert len(alone) == 2
