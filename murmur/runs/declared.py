@@ -166,10 +166,6 @@ def _installed_line(group: str, name: str) -> str:
         tree = ast.parse(Path(spec.origin or "").read_bytes()) if spec else ast.Module([], [])
     except (ImportError, OSError, SyntaxError, ValueError):
         tree = ast.Module([], [])
-    wanted = [
-        n
-        for n in tree.body
-        if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == entry.attr
-    ]
+    named: Any = next((n for n in tree.body if getattr(n, "name", "") == entry.attr), tree)
     package = f"(of {entry.dist.name})" if entry.dist else ""
-    return f"{first_line_of(wanted[0] if wanted else tree)} {package}".strip()
+    return f"{first_line_of(named)} {package}".strip()
