@@ -19,10 +19,11 @@ import numpy as np
 from benchmarks._trainings import children_cpu_s, run_training
 from benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range
 from murmur.doctor.machine import RESULTS
+from murmur.env_service.environment import baselines
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.results import origin_text, provenance, require_clean_source, run_command
-from murmur.runs.evaluation import baseline_names, evaluate_run
+from murmur.runs.evaluation import evaluate_run
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric
 from murmur.shared.config.experiment import ExperimentConfig
@@ -130,12 +131,13 @@ def main() -> None:
             "mission": {k: np.nanmean(c, 0).tolist() for k, c in result.curves.items()},
             "curve": curve(run),
         }
-    baselines = {
+    names = () if arguments.no_baselines else sorted(baselines(config.environment))
+    played = {
         name: summary(run_baseline(config, name, arguments.episodes, arguments.first_seed))
-        for name in (() if arguments.no_baselines else baseline_names(config))
+        for name in names
     }
     evaluated = "last" if arguments.last else "best"
-    write(topic, config, seeds, baselines, {**origin, "checkpoint": evaluated})
+    write(topic, config, seeds, played, {**origin, "checkpoint": evaluated})
 
 
 def write(

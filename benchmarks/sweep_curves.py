@@ -21,8 +21,7 @@ from rich.console import Console
 
 from benchmarks._trainings import run_training
 from benchmarks.figures import Panel, draw
-from murmur.comparison import Comparison, compare
-from murmur.comparison.analysis import TaskResult
+from murmur.comparison.analysis import Comparison, TaskResult, compare
 from murmur.comparison.groups import make_tasks
 from murmur.comparison.page import tables
 from murmur.doctor import machine

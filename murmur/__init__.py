@@ -31,22 +31,17 @@ if TYPE_CHECKING:
     from murmur.shared.wire.timestep import StepType as StepType
     from murmur.shared.wire.timestep import TimeStep as TimeStep
 
-_HOMES = {
-    "EvaluationResult": "murmur.env_service.sessions.evaluation_result",
-    "ExperimentConfig": "murmur.shared.config.experiment",
-    "MurmurError": "murmur.shared.process.errors",
-    "Policy": "murmur.runs.policy",
-    "Run": "murmur.runs.run",
-    "StepType": "murmur.shared.wire.timestep",
-    "TimeStep": "murmur.shared.wire.timestep",
-    "VectorEnvironment": "murmur.env_service.environment",
-    "compare": "murmur.api",
-    "config": "murmur.api",
-    "load": "murmur.runs.policy",
-    "make_env": "murmur.api",
-    "sweep": "murmur.api",
-    "train": "murmur.api",
+_NAMES = {
+    "murmur.api": ("compare", "config", "make_env", "sweep", "train"),
+    "murmur.env_service.environment": ("VectorEnvironment",),
+    "murmur.env_service.sessions.evaluation_result": ("EvaluationResult",),
+    "murmur.runs.policy": ("Policy", "load"),
+    "murmur.runs.run": ("Run",),
+    "murmur.shared.config.experiment": ("ExperimentConfig",),
+    "murmur.shared.process.errors": ("MurmurError",),
+    "murmur.shared.wire.timestep": ("StepType", "TimeStep"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOMES)
 
 # How a connection ends is said in murmur's own lines. gRPC reads this when it is imported.

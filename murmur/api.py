@@ -194,10 +194,8 @@ def sweep(
     path = None if folder is None else Path(folder)
     found = open_sweep(_paths(configs), given, overrides, path, resume=resume)
     console = Console() if progress else Console(quiet=True, force_terminal=False)
-    try:
+    with found.lock:
         failed = run_sweep(found, console=console, parallel=parallel)
-    finally:
-        found.lock.release()
     if failed:
         named = [f"{run.name}: {run.message}" for run in found.runs if run.state == "failed"]
         raise ResourceError(
@@ -244,7 +242,7 @@ def compare(
     """
     import pandas as pd
 
-    from murmur.comparison import compare as compare_runs
+    from murmur.comparison.analysis import compare as compare_runs
     from murmur.comparison.page import render
 
     say = partial(print_plain, Console(), style="yellow")
@@ -265,7 +263,7 @@ def compare(
         command = f"murmur.compare({', '.join(map(repr, targets))})"
         write_output(Path(page), render(found, command))
     rows: list[dict[str, Any]] = []
-    for task in ([found.overall] if found.overall else []) + found.tasks:
+    for task in found.results:
         for group, (value, low, high) in task.iqm.items():
             scores = task.scores[group]
             row = {"task": task.name, "group": group, "runs": len(scores), "iqm": value}

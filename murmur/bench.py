@@ -6,7 +6,6 @@ not need what a benchmark needs. NEEDS names modules that are not part of the ex
 and report.
 """
 
-import ast
 import inspect
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from rich.table import Table
 from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import ROOT
 from murmur.results import provenance, require_clean_source, result_tables, save_result
+from murmur.runs.declared import ModuleSource
 from murmur.shared.config.extras import extra_of, install_command
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
@@ -76,28 +76,14 @@ def topics() -> dict[str, Topic]:
     found = {}
     for package, folder in _PACKAGES.items():
         for file in sorted(folder.glob("*.py")):
-            topic = _read(file, package)
-            if topic is not None:
-                found[topic.name] = topic
+            name, module = file.stem, f"{package}.{file.stem}"
+            source = ModuleSource(module, file)
+            if source.bound.keys() >= {"run", "DESCRIPTION"}:
+                needs = source.NEEDS if "NEEDS" in source.bound else ()
+                found[name] = Topic(name, module, source.DESCRIPTION, needs)
     for name in _OF_A_CHECKOUT:
         found.setdefault(name, Topic(name, "", "a checkout only"))
     return dict(sorted(found.items()))
-
-
-def _read(file: Path, package: str) -> Topic | None:
-    """Read the benchmark in a file; None if it has no function `run` and no DESCRIPTION."""
-    constants: dict[str, Any] = {}
-    runs = False
-    for node in ast.parse(file.read_text(), str(file)).body:
-        runs |= isinstance(node, ast.FunctionDef) and node.name == "run"
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name in ("DESCRIPTION", "NEEDS"):
-                constants[name] = ast.literal_eval(node.value)
-    if not runs or "DESCRIPTION" not in constants:
-        return None
-    module = f"{package}.{file.stem}"
-    return Topic(file.stem, module, constants["DESCRIPTION"], constants.get("NEEDS", ()))
 
 
 def find_topic(name: str) -> Topic:

@@ -75,13 +75,11 @@ def _configuration() -> str:
     parts = [
         "`murmur config NAME --explain` prints the same for one configuration, with its values."
     ]
-    options = list(_options(ExperimentConfig))
     for name, field in ExperimentConfig.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, PluginConfig):
-            continue
-        rows = [row for row in options if row[0].strip("`").partition(".")[0] == name]
-        parts += [f"## {name}", _table(("option", "default", "values", "meaning"), rows)]
+        kind: Any = field.annotation
+        if not issubclass(kind, PluginConfig):
+            rows = _options(kind, f"{name}.")
+            parts += [f"## {name}", _table(("option", "default", "values", "meaning"), rows)]
     return _page("Configuration reference", *parts)
 
 

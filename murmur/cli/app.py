@@ -1,13 +1,16 @@
 """The application that commands register with, and the entry point `main`."""
 
+import inspect
 import os
 import platform
+import re
 import shlex
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 import typer.core
@@ -19,12 +22,13 @@ from murmur.shared.config.plugin_folders import look_in
 from murmur.shared.config.section import nearest
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.process.files import disk_error
-from murmur.shared.process.process import FOREIGN_VARIABLES
+from murmur.shared.process.process import FOREIGN_VARIABLES, leave
 from murmur.text import plain
 
+Function = TypeVar("Function", bound=Callable[..., None])
 TRAIN, RESULTS, SPEED, PREPARE = "Train", "Results", "Machine and speed", "Prepare"  # of commands
 
-
+_HELP = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # of a parameter
 # Options of other libraries' commands -> murmur's.
 _OTHER_OPTIONS = {
     **dict.fromkeys(("cuda", "gpu", "cpu"), "device"),
@@ -80,6 +84,36 @@ app = typer.Typer(
     epilog="First steps: [bold]murmur check[/], then [bold]murmur train terrain-demo[/].",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def command(panel: str, name: str | None = None) -> Callable[[Function], Function]:
+    """Register a function as a command whose docstring ends with the help of its parameters.
+
+    The section "Options:" has the help of every parameter whose annotation has none. An option is
+    called like its parameter, without an underscore at its end; a flag has no --no-flag.
+
+    Args:
+        panel: heading above the command in the list of commands.
+        name: name of the command; None: that of the function.
+    """
+
+    def register(function: Function) -> Function:
+        text, _, options = inspect.cleandoc(function.__doc__ or "").partition("\n\nOptions:\n")
+        helps = {found[1]: " ".join(found[2].split()) for found in _HELP.finditer(options)}
+        for parameter in inspect.signature(function).parameters.values():
+            kind, info = parameter.annotation, None
+            if get_origin(kind) is Annotated:
+                kind, info = get_args(kind)
+            elif parameter.default is parameter.empty:
+                info = typer.Argument()
+            option = parameter.name.rstrip("_").replace("_", "-")
+            info = copy(info or typer.Option(f"--{option}"))
+            info.help = helps.pop(parameter.name, info.help)
+            function.__annotations__[parameter.name] = Annotated[kind, info]
+        assert not helps, f"no parameters of {function.__name__}: {', '.join(helps)}"
+        return app.command(name, help=text, rich_help_panel=panel)(function)
+
+    return register
 
 
 def _print_version(wanted: bool) -> None:
@@ -165,8 +199,6 @@ def main() -> None:
     except SystemExit as end:
         if threading.active_count() == 1:
             raise
-        from murmur.shared.process.process import leave
-
         leave(end)
 
 

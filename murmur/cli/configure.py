@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import PREPARE, app
+from murmur.cli.app import PREPARE, command
 from murmur.cli.options import Set, complete_config, complete_environment, complete_source
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
@@ -19,25 +19,12 @@ from murmur.shared.wire.notices import PREFIX
 from murmur.text import plain
 
 
-@app.command(rich_help_panel=PREPARE)
+@command(PREPARE)
 def config(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A YAML file or a name; without it, list what there is.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(autocompletion=complete_config)] = None,
     set_: Set = None,
-    explain_: Annotated[
-        bool, typer.Option("--explain", help="Every key: value, default if another, meaning.")
-    ] = False,
-    schema: Annotated[
-        bool,
-        typer.Option(
-            "--schema", help="The JSON Schema of all configurations, for editors: docs say how."
-        ),
-    ] = False,
+    explain_: bool = False,
+    schema: bool = False,
 ) -> None:
     """Show a configuration with every default; without a name list what there is.
 
@@ -50,15 +37,18 @@ def config(
       murmur config terrain-demo --explain
 
       murmur config --schema > murmur.schema.json
+
+    Options:
+        name: A YAML file or a name; without it, list what there is.
+        explain_: Every key: value, default if another, meaning.
+        schema: The JSON Schema of all configurations, for editors: docs say how.
     """
-    from murmur.runs.settings import explain, list_everything, resolved_data
+    from murmur.runs.settings import explain, json_schema, list_everything, resolved_data
     from murmur.shared.config.files import load
     from murmur.shared.config.text import to_yaml
 
     console = Console()
     if schema:
-        from murmur.runs.schema import json_schema
-
         if name is not None or explain_ or set_:
             raise ConfigError("--schema is that of all configurations: give it alone")
         print(json.dumps(json_schema(), indent=1))
@@ -70,18 +60,10 @@ def config(
         print(to_yaml(resolved_data(load(name, set_ or []))), end="")
 
 
-@app.command("list", rich_help_panel=PREPARE)
+@command(PREPARE, "list")
 def list_(
-    kind: Annotated[
-        str | None,
-        typer.Argument(
-            help="configurations, environments, baselines, sources, algorithms, networks or "
-            "trackers; without it, all."
-        ),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
-    ] = None,
+    kind: Annotated[str | None, typer.Argument()] = None,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """List configurations and plug-ins, murmur's and those of installed packages, a line each.
 
@@ -92,6 +74,11 @@ def list_(
       murmur list algorithms
 
       murmur list --json -
+
+    Options:
+        kind: configurations, environments, baselines, sources, algorithms, networks or trackers;
+            without it, all.
+        json_file: Write the list here; -: to standard output.
     """
     from murmur.runs.settings import list_everything
 
@@ -145,13 +132,10 @@ def _short(value: object) -> str:
     return str(value) if value != "" else "''"
 
 
-@app.command(rich_help_panel=PREPARE)
+@command(PREPARE)
 def new(
-    kind: Annotated[
-        Literal["algorithm", "network", "environment", "source"],
-        typer.Argument(help="What to write."),
-    ],
-    name: Annotated[str, typer.Argument(help="Of its file; in CamelCase, of its class.")],
+    kind: Literal["algorithm", "network", "environment", "source"],
+    name: str,
 ) -> None:
     """Write a plug-in of your own to begin with: a file, its test and a configuration.
 
@@ -164,6 +148,10 @@ def new(
       murmur new network attention
 
       murmur new environment street
+
+    Options:
+        kind: What to write.
+        name: Of its file; in CamelCase, of its class.
     """
     from murmur.kit.new import write_skeleton
 
@@ -173,41 +161,23 @@ def new(
         console.print(plain(f"written: {file}"))
     plugin, test, configuration = files
     console.print("\nnext:")
-    for command, what in (
+    for line, what in (
         *([] if find_spec("pytest") else [("pip install pytest", "it runs the test")]),
         (f"pytest {test}", f"whether {named} keeps the contract"),
         (f"murmur train {configuration}", f"train with it; then change {plugin}"),
     ):
-        console.print(plain(f"  {command}", "bold"))
+        console.print(plain(f"  {line}", "bold"))
         console.print(plain(f"      {what}", "dim"))
 
 
-@app.command(rich_help_panel=PREPARE)
+@command(PREPARE)
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Where to write; one folder for each role in it.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A name or address under which clients connect to the learner, beside "
-            "localhost, learner and this machine's name. Repeatable."
-        ),
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
-    renew: Annotated[
-        bool,
-        typer.Option(
-            "--renew",
-            help="New certificates from the authority that is there, with the names of the old "
-            "ones, and new tokens; the newest old tokens stay valid.",
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace everything: earlier credentials are refused."),
-    ] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="If all files exist, check them and write nothing.")
-    ] = False,
+    folder: Path,
+    host: list[str] | None = None,
+    days: Annotated[int, typer.Option(min=1)] = 365,
+    renew: bool = False,
+    force: bool = False,
+    keep: bool = False,
 ) -> None:
     """Make certificates and tokens, so that learner and environment servers trust each other.
 
@@ -218,6 +188,16 @@ def certs(
       murmur certs certs --host gpu-host
 
       murmur certs certs --renew
+
+    Options:
+        folder: Where to write; one folder for each role in it.
+        host: A name or address under which clients connect to the learner, beside localhost,
+            learner and this machine's name. Repeatable.
+        days: Days until the certificates expire.
+        renew: New certificates from the authority that is there, with the names of the old ones,
+            and new tokens; the newest old tokens stay valid.
+        force: Replace everything: earlier credentials are refused.
+        keep: If all files exist, check them and write nothing.
     """
     from murmur.kit.certs import are_there, default_hosts, make_certificates
 
@@ -236,27 +216,11 @@ def certs(
     )
 
 
-@app.command(rich_help_panel=PREPARE)
+@command(PREPARE)
 def check_env(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="An environment's name, or package.module:factory of a PettingZoo, Gymnasium or "
-            "vectorised environment.",
-            autocompletion=complete_environment,
-        ),
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="One of its options, e.g. arguments.max_cycles=50 for a factory. Repeatable.",
-        ),
-    ] = None,
-    step_limit: Annotated[
-        float, typer.Option(min=0.1, help="Longest time that a step may take, s.")
-    ] = 20.0,
+    name: Annotated[str, typer.Argument(autocompletion=complete_environment)],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+    step_limit: Annotated[float, typer.Option(min=0.1)] = 20.0,
 ) -> None:
     """Test an environment against the contract and report what is wrong.
 
@@ -271,6 +235,12 @@ def check_env(
       murmur check-env gymnasium:make --set arguments.id=CartPole-v1
 
       murmur check-env my_package.my_env:make_env
+
+    Options:
+        name: An environment's name, or package.module:factory of a PettingZoo, Gymnasium or
+            vectorised environment.
+        set_: One of its options, e.g. arguments.max_cycles=50 for a factory. Repeatable.
+        step_limit: Longest time that a step may take, s.
     """
     print(f"checking '{name}' ...", flush=True)
     from murmur.kit.check_env import check_apart
@@ -288,28 +258,12 @@ def check_env(
         console.print(plain(f"  {line}"))
 
 
-@app.command(rich_help_panel=PREPARE)
+@command(PREPARE)
 def check_source(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A source's name, module:Class of your own, or a configuration.",
-            autocompletion=complete_source,
-        ),
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="One of its options, e.g. size=128. Repeatable."
-        ),
-    ] = None,
-    samples: Annotated[
-        int, typer.Option(min=0, help="Samples to read, of both splits; 0: all.")
-    ] = 200,
-    sheet: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a PNG of some samples beside their masks."),
-    ] = None,
+    name: Annotated[str, typer.Argument(autocompletion=complete_source)],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+    samples: Annotated[int, typer.Option(min=0)] = 200,
+    sheet: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
 ) -> None:
     """Read samples of a source: what is broken, how fast it is, how much there is of each class.
 
@@ -320,6 +274,12 @@ def check_source(
       murmur check-source faces --sheet faces.png
 
       murmur check-source folder --set path=data --set size=128 --samples 0
+
+    Options:
+        name: A source's name, module:Class of your own, or a configuration.
+        set_: One of its options, e.g. size=128. Repeatable.
+        samples: Samples to read, of both splits; 0: all.
+        sheet: Write a PNG of some samples beside their masks.
     """
     from murmur.kit.check_source import examine, show, write_sheet
     from murmur.runs.settings import source_config
@@ -334,28 +294,12 @@ def check_source(
     raise SystemExit(0 if found.usable else 1)
 
 
-@app.command(rich_help_panel=PREPARE)
+@command(PREPARE)
 def conformance(
-    address: Annotated[
-        str,
-        typer.Argument(metavar="HOST:PORT", help="Where to listen."),
-    ],
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Starts the server, after --; then its exit codes and its stop are examined too."
-        ),
-    ] = None,
-    security: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="A learner's credentials, to examine with TLS and tokens.",
-        ),
-    ] = None,
-    patience: Annotated[
-        float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
-    ] = 60.0,
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT")],
+    command: Annotated[list[str] | None, typer.Argument()] = None,
+    security: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
+    patience: Annotated[float, typer.Option(min=1)] = 60.0,
 ) -> None:
     """Examine a server, in whatever language, against the contract of docs/wire.md.
 
@@ -370,6 +314,12 @@ def conformance(
       murmur conformance 127.0.0.1:50051 -- murmur env-server spread --set env_server.metrics_port=0
 
       murmur conformance 0.0.0.0:50051 --security certs/learner
+
+    Options:
+        address: Where to listen.
+        command: Starts the server, after --; then its exit codes and its stop are examined too.
+        security: A learner's credentials, to examine with TLS and tokens.
+        patience: Longest time that a step or a replay may take, s.
     """
     from murmur.kit.conformance.report import examine_and_show
 

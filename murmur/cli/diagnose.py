@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,24 +10,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from murmur.cli.app import RESULTS, SPEED, app
-from murmur.cli.options import Config, Set, Target, begun, complete_run
+from murmur.cli.app import RESULTS, SPEED, command
+from murmur.cli.options import Config, Set, Target, complete_run, find_run
 from murmur.live_page import PORT
 from murmur.shared.process.errors import ConfigError
 from murmur.text import plain, print_plain, reserve_stdout
 
 
-@app.command(rich_help_panel=SPEED)
+@command(SPEED)
 def check(
-    gpu: Annotated[bool, typer.Option("--gpu", help="Fail if no GPU can be used.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out the speed measurements.")
-    ] = False,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Time the networks of this configuration; repeatable."),
-    ] = None,
+    gpu: bool = False,
+    json_: bool = False,
+    quick: bool = False,
+    config: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
 ) -> None:
     """Check this machine: GPU and why not, speed, dependencies, cores, memory, disk, ports.
 
@@ -40,6 +36,12 @@ def check(
       murmur check --gpu --json
 
       murmur check --config formation --config runs/one/config.yaml
+
+    Options:
+        gpu: Fail if no GPU can be used.
+        json_: Print JSON instead of a table.
+        quick: Leave out the speed measurements.
+        config: Time the networks of this configuration; repeatable.
     """
     from murmur.kit.check import check_machine, findings_json, findings_table, has_both_services
 
@@ -59,38 +61,15 @@ def check(
     raise SystemExit(1 if any(f.status == "fail" for f in findings) else 0)
 
 
-@app.command(rich_help_panel=SPEED)
+@command(SPEED)
 def doctor(
     run: Target = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            help="Watch a live learner instead: its metrics address, http://host:9101; of several "
-            "that share a run, and of its environment servers, with commas between them."
-        ),
-    ] = None,
-    prometheus: Annotated[
-        str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
-    ] = None,
-    window: Annotated[
-        float | None,
-        typer.Option(min=1, help="Seconds to look at; default: several updates, up to 30."),
-    ] = None,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe/--no-probe",
-            help="The long look: wait for several updates, up to 5 minutes, and time updates with "
-            "other settings if learning is the bottleneck.",
-        ),
-    ] = False,
-    target: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Exit with 0 if the device is busy this share of the time."
-        ),
-    ] = 0.7,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    metrics: str | None = None,
+    prometheus: str | None = None,
+    window: Annotated[float | None, typer.Option(min=1)] = None,
+    probe: Annotated[bool, typer.Option("--probe/--no-probe")] = False,
+    target: Annotated[float, typer.Option(min=0, max=1)] = 0.7,
+    json_: bool = False,
 ) -> None:
     """Say why the GPU is idle, and what each remedy would give.
 
@@ -104,6 +83,16 @@ def doctor(
       murmur doctor runs/spread-20260101-120000 --window 60
 
       murmur doctor --metrics http://learner:9101
+
+    Options:
+        metrics: Watch a live learner instead: its metrics address, http://host:9101; of several
+            that share a run, and of its environment servers, with commas between them.
+        prometheus: Read from a Prometheus instead: http://host:9090.
+        window: Seconds to look at; default: several updates, up to 30.
+        probe: The long look: wait for several updates, up to 5 minutes, and time updates with other
+            settings if learning is the bottleneck.
+        target: Exit with 0 if the device is busy this share of the time.
+        json_: Print JSON.
     """
     from murmur.doctor.learning import learning_lines
     from murmur.doctor.page import as_json, examine, show
@@ -111,7 +100,7 @@ def doctor(
 
     stdout = reserve_stdout() if json_ else None
     console = Console()
-    folder = None if run is None and (metrics or prometheus) else begun(run)
+    folder = None if run is None and (metrics or prometheus) else find_run(run, begun=True)
     for line in learning_lines(folder) if folder and not json_ else ():
         console.print(plain(line), soft_wrap=True)
     seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
@@ -125,12 +114,10 @@ def doctor(
     raise SystemExit(0 if seen.device_busy >= target else 1)
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def watch(
     run: Target = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; another one if it is in use.")
-    ] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = PORT,
 ) -> None:
     """Show a run on a live page: curves, time ledger, newest evaluated episode, alerts.
 
@@ -142,26 +129,23 @@ def watch(
       murmur watch
 
       murmur watch runs/spread-20260101-120000 --port 8080
+
+    Options:
+        port: Port; another one if it is in use.
     """
     from murmur.live_page.server import LivePage
     from murmur.runs.interrupts import stopped_by_signals
 
-    folder = begun(run)
-    page, console = LivePage(folder, port), Console()
-    try:
-        print_plain(console, f"{folder.path}: {page.text}; Ctrl-C stops")
-        with stopped_by_signals():
-            threading.Event().wait()
-    finally:
-        page.close()
+    folder = find_run(run, begun=True)
+    with closing(LivePage(folder, port)) as page, stopped_by_signals():
+        print_plain(Console(), f"{folder.path}: {page.text}; Ctrl-C stops")
+        threading.Event().wait()
 
 
-@app.command(rich_help_panel=SPEED)
+@command(SPEED)
 def profile(
     run: Target = None,
-    updates: Annotated[
-        int, typer.Option(min=1, max=1000, help="Updates to record, after one to warm up.")
-    ] = 5,
+    updates: Annotated[int, typer.Option(min=1, max=1000)] = 5,
 ) -> None:
     """Record what a running learner does in its next updates, operation by operation.
 
@@ -174,39 +158,29 @@ def profile(
       murmur profile
 
       murmur profile runs/spread-20260101-120000 --updates 20
+
+    Options:
+        updates: Updates to record, after one to warm up.
     """
     from murmur.doctor.profile import read, record, show
 
-    folder = begun(run)
+    folder = find_run(run, begun=True)
     trace = record(folder, updates, Console(stderr=True))
     console = Console()
     show(read(trace), console)
     print_plain(console, f"\nwritten: {trace}")
 
 
-@app.command(rich_help_panel=SPEED)
+@command(SPEED)
 def bench(
-    name: Annotated[
-        str | None, typer.Argument(help="One benchmark; without it, list them.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, rougher.")] = False,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Seconds: only show that it runs; figures say nothing.")
-    ] = False,
-    save: Annotated[
-        bool, typer.Option("--save", help="Keep the result under benchmarks/results/.")
-    ] = False,
-    dirty: Annotated[
-        bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
-    ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
-    ] = False,
-    chosen: Annotated[
-        str, typer.Option("--topics", help="gpu: only these topics, by commas, in this order.")
-    ] = "",
+    name: Annotated[str | None, typer.Argument()] = None,
+    quick: bool = False,
+    smoke: bool = False,
+    save: bool = False,
+    dirty: bool = False,
+    everything: Annotated[bool, typer.Option("--all")] = False,
+    dry_run: bool = False,
+    chosen: Annotated[str, typer.Option("--topics")] = "",
 ) -> None:
     """Run benchmarks; results carry the command, the machine, the date and the commit.
 
@@ -221,6 +195,16 @@ def bench(
       murmur bench gpu --dry-run
 
       murmur bench gpu --topics terrain-reference,acting
+
+    Options:
+        name: One benchmark; without it, list them.
+        quick: Fewer repetitions, rougher.
+        smoke: Seconds: only show that it runs; figures say nothing.
+        save: Keep the result under benchmarks/results/.
+        dirty: Save even if the source differs from its commit.
+        everything: Run every benchmark.
+        dry_run: gpu: print what it measures and what to expect of it.
+        chosen: gpu: only these topics, by commas, in this order.
     """
     from murmur.bench import list_benchmarks, run_benchmark, topics
     from murmur.benchmarks.effort import Effort
@@ -244,54 +228,22 @@ def bench(
             console.print(plain(f"{topic} is left out: {error}"))
 
 
-@app.command(rich_help_panel=SPEED)
+@command(SPEED)
 def plan(
     config: Config,
     set_: Set = None,
-    gpus: Annotated[
-        int, typer.Option(min=0, help="GPUs, a learner each; 0: learners on processors.")
-    ] = 0,
-    cores: Annotated[int, typer.Option(min=1, help="Processors of all machines together.")] = 16,
-    learners: Annotated[
-        int, typer.Option(min=0, help="Learners; 0: one for each GPU, or one.")
-    ] = 0,
-    workers: Annotated[
-        int, typer.Option(min=0, help="Worker processes; 0: as many as the cores leave.")
-    ] = 0,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            help="Take the costs of this run; without it, train here for a moment and measure.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    network: Annotated[
-        str,
-        typer.Option(
-            help="Between learners: nvlink, pcie, infiniband, ethernet-100, ethernet-25, "
-            "ethernet-10, loopback; default: nvlink with GPUs, else loopback."
-        ),
-    ] = "",
-    link_gbit: Annotated[
-        float,
-        typer.Option(min=0, help="From environment servers to a learner, Gbit/s; 0: no limit."),
-    ] = 0.0,
-    scale_batch: Annotated[
-        bool,
-        typer.Option(
-            "--scale-batch", help="N learners learn from batches N times as large; else the same."
-        ),
-    ] = False,
-    seconds: Annotated[
-        float, typer.Option(min=1, help="Duration of each of the two measurements without --run.")
-    ] = 6.0,
-    costs: Annotated[
-        Path | None, typer.Option(help="Costs that --save-costs wrote; nothing is measured.")
-    ] = None,
-    save_costs: Annotated[
-        Path | None, typer.Option(help="Write the costs here, for further forecasts.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    gpus: Annotated[int, typer.Option(min=0)] = 0,
+    cores: Annotated[int, typer.Option(min=1)] = 16,
+    learners: Annotated[int, typer.Option(min=0)] = 0,
+    workers: Annotated[int, typer.Option(min=0)] = 0,
+    run: Annotated[Path | None, typer.Option(autocompletion=complete_run)] = None,
+    network: str = "",
+    link_gbit: Annotated[float, typer.Option(min=0)] = 0.0,
+    scale_batch: bool = False,
+    seconds: Annotated[float, typer.Option(min=1)] = 6.0,
+    costs: Path | None = None,
+    save_costs: Path | None = None,
+    json_: bool = False,
 ) -> None:
     """Forecast a run's rate, utilization and cost on other machines, by simulation.
 
@@ -304,6 +256,21 @@ def plan(
       murmur plan formation --cores 64 --run runs/formation-20260101-120000
 
       murmur plan snakes-ddpg --gpus 8 --cores 256 --network ethernet-100 --scale-batch
+
+    Options:
+        gpus: GPUs, a learner each; 0: learners on processors.
+        cores: Processors of all machines together.
+        learners: Learners; 0: one for each GPU, or one.
+        workers: Worker processes; 0: as many as the cores leave.
+        run: Take the costs of this run; without it, train here for a moment and measure.
+        network: Between learners: nvlink, pcie, infiniband, ethernet-100, ethernet-25, ethernet-10,
+            loopback; default: nvlink with GPUs, else loopback.
+        link_gbit: From environment servers to a learner, Gbit/s; 0: no limit.
+        scale_batch: N learners learn from batches N times as large; else the same.
+        seconds: Duration of each of the two measurements without --run.
+        costs: Costs that --save-costs wrote; nothing is measured.
+        save_costs: Write the costs here, for further forecasts.
+        json_: Print JSON.
     """
     from murmur.plan.costs import save
     from murmur.plan.forecast import Size, as_dict, forecast, gains, sizes_up_to

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import RESULTS, TRAIN, app, typed_command
+from murmur.cli.app import RESULTS, TRAIN, command, typed_command
 from murmur.cli.options import (
     SHORT,
     Device,
@@ -24,48 +24,20 @@ from murmur.shared.process.files import size_text, write_json, write_output
 from murmur.text import counted, print_plain, print_table
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def sweep(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="A sweep's file, or configurations; with --resume a sweep's folder.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds of each: 5 stands for 1 to 5; or 1,7,9.")
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help="Values of one key, e.g. algorithm.name=mappo,coma. Repeatable: all combinations.",
-        ),
-    ] = None,
+    targets: Annotated[list[str] | None, typer.Argument(autocompletion=complete_config)] = None,
+    seeds: str | None = None,
+    vary: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUES")] = None,
     set_: Set = None,
     minutes: Minutes = None,
     steps: Steps = None,
     updates: Updates = None,
     device: Device = None,
-    parallel: Annotated[
-        int | None,
-        typer.Option(min=0, help="Runs at once; default: as many as the machine holds."),
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue the sweep in a folder, or else the newest one."),
-    ] = False,
-    slurm: Annotated[
-        bool,
-        typer.Option(
-            "--slurm",
-            help="Train nothing here: write a job array, SWEEP/array.sh, with a run for each task.",
-        ),
-    ] = False,
+    parallel: Annotated[int | None, typer.Option(min=0)] = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    slurm: bool = False,
     sbatch: Sbatch = None,
 ) -> None:
     """Train many runs on this machine, or by Slurm: seeds, settings, several configurations.
@@ -84,6 +56,15 @@ def sweep(
       murmur sweep --resume runs/sweep-formation-20260101-120000
 
       murmur sweep spread --seeds 10 --slurm --sbatch=--time=4:00:00 --sbatch=--cpus-per-task=4
+
+    Options:
+        targets: A sweep's file, or configurations; with --resume a sweep's folder.
+        seeds: Seeds of each: 5 stands for 1 to 5; or 1,7,9.
+        vary: Values of one key, e.g. algorithm.name=mappo,coma. Repeatable: all combinations.
+        parallel: Runs at once; default: as many as the machine holds.
+        folder: The sweep's folder; default: runs/sweep-<name>-<time>.
+        resume: Continue the sweep in a folder, or else the newest one.
+        slurm: Train nothing here: write a job array, SWEEP/array.sh, with a run for each task.
     """
     from murmur.runs.settings import with_options
     from murmur.sweeps.run import open_sweep, run_sweep, write_array
@@ -100,11 +81,11 @@ def sweep(
     given = {"seeds": _seeds(seeds), "vary": varied(vary) if vary else None}
     overrides = with_options(set_ or [], short, SHORT)
     opened = open_sweep(targets or [], given, overrides, folder, resume=resume)
-    if slurm:
-        print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
-        return
-    if run_sweep(opened, console=Console(), parallel=parallel):
-        raise SystemExit(1)
+    with opened.lock:
+        if slurm:
+            print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
+        elif run_sweep(opened, console=Console(), parallel=parallel):
+            raise SystemExit(1)
 
 
 def _seeds(text: str | None) -> int | list[int] | None:
@@ -121,47 +102,16 @@ def _seeds(text: str | None) -> int | list[int] | None:
     return [int(part) for part in parts] if len(parts) > 1 else int(text)
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def compare(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            help="Folders of runs or of sweeps, folders that hold runs, or patterns in quotes.",
-            metavar="RUNS...",
-            autocompletion=complete_run,
-        ),
-    ],
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="What runs are judged by, with - before it if less is better; default: their "
-            "evaluation.best_metric."
-        ),
-    ] = None,
-    by: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="Group runs by this configuration key alone. Repeatable."),
-    ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Take each run's best evaluation, not its last.")
-    ] = False,
-    at_steps: Annotated[
-        int | None, typer.Option(min=1, help="Compare scores after this many environment steps.")
-    ] = None,
-    any_steps: Annotated[
-        bool,
-        typer.Option("--any-steps", help="Runs may have used different numbers of steps."),
-    ] = False,
-    across_tasks: Annotated[
-        bool,
-        typer.Option("--across-tasks", help="Runs may be of different tasks: one table for each."),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The page; default: compare.html, in the sweep's folder if one is given."
-        ),
-    ] = None,
+    targets: Annotated[list[str], typer.Argument(metavar="RUNS...", autocompletion=complete_run)],
+    metric: str | None = None,
+    by: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None,
+    best: bool = False,
+    at_steps: Annotated[int | None, typer.Option(min=1)] = None,
+    any_steps: bool = False,
+    across_tasks: bool = False,
+    out: Path | None = None,
 ) -> None:
     """Compare groups of runs: interquartile means with intervals, on the screen and on one page.
 
@@ -175,6 +125,17 @@ def compare(
       murmur compare 'runs/spread-*' --by algorithm.name --out spread.html
 
       murmur compare runs/sweep-one runs/sweep-two --across-tasks --at-steps 200000
+
+    Options:
+        targets: Folders of runs or of sweeps, folders that hold runs, or patterns in quotes.
+        metric: What runs are judged by, with - before it if less is better; default: their
+            evaluation.best_metric.
+        by: Group runs by this configuration key alone. Repeatable.
+        best: Take each run's best evaluation, not its last.
+        at_steps: Compare scores after this many environment steps.
+        any_steps: Runs may have used different numbers of steps.
+        across_tasks: Runs may be of different tasks: one table for each.
+        out: The page; default: compare.html, in the sweep's folder if one is given.
     """
     from murmur.comparison.analysis import compare as compare_runs
     from murmur.comparison.page import render, tables
@@ -201,34 +162,18 @@ def compare(
     print_plain(console, f"written: {file}")
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def runs(
     targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Folders of runs or of sweeps, folders that hold them, or patterns; default: runs",
-            metavar="[RUNS]...",
-            autocompletion=complete_run,
-        ),
+        list[str] | None, typer.Argument(metavar="[RUNS]...", autocompletion=complete_run)
     ] = None,
-    sort: Annotated[
-        Literal["date", "name", "state", "algorithm", "environment", "steps", "score", "size"],
-        typer.Option(help="What the list is sorted by; of numbers and dates the largest first."),
+    sort: Literal[
+        "date", "name", "state", "algorithm", "environment", "steps", "score", "size"
     ] = "date",
-    state: Annotated[
-        Literal["running", "complete", "stopped", "begun", "unreadable"] | None,
-        typer.Option(
-            help="Only runs in this state; begun: without a checkpoint; unreadable: of a version "
-            "of murmur with other options."
-        ),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
-    ] = None,
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Delete what is listed, after a question.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --delete: do not ask.")] = False,
+    state: Literal["running", "complete", "stopped", "begun", "unreadable"] | None = None,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    delete: bool = False,
+    yes: bool = False,
 ) -> None:
     """List runs with state, score and size on disk; delete them with --delete.
 
@@ -243,6 +188,15 @@ def runs(
       murmur runs runs/sweep-formation-20260101-120000 --sort score
 
       murmur runs 'runs/spread-*' --state begun --delete
+
+    Options:
+        targets: Folders of runs or of sweeps, folders that hold them, or patterns; default: runs
+        sort: What the list is sorted by; of numbers and dates the largest first.
+        state: Only runs in this state; begun: without a checkpoint; unreadable: of a version of
+            murmur with other options.
+        json_file: Write the list here; -: to standard output.
+        delete: Delete what is listed, after a question.
+        yes: With --delete: do not ask.
     """
     from murmur.runs.run_list import delete_runs, list_runs, runs_table
 

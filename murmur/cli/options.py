@@ -143,24 +143,21 @@ EnvironmentConfig = Annotated[
 ]
 
 
-def trained(target: Path | None, config: str | None = None) -> "RunFolder":
-    """Return the run that is meant: the folder `target`, else the newest, of `config` if given."""
+def find_run(target: Path | None, config: str | None = None, *, begun: bool = False) -> "RunFolder":
+    """Return the run that is meant.
+
+    Args:
+        target: folder of the run; None: the newest one.
+        config: configuration of the newest run; None: any.
+        begun: flag to find one without a checkpoint, too.
+    """
     from murmur.runs.run_folder import RunFolder
     from murmur.shared.config.files import load
 
     _one_of(target, config)
     if target:
         return RunFolder.open(target)
-    if config is None:
-        return RunFolder.newest(Path("runs"))
-    return RunFolder.newest(Path("runs"), load(config).run.name)
-
-
-def begun(target: Path | None) -> "RunFolder":
-    """Return the run that is meant, also one without a checkpoint: `target`, or the newest."""
-    from murmur.runs.run_folder import RunFolder
-
-    return RunFolder.open(target) if target else RunFolder.newest(Path("runs"), begun=True)
+    return RunFolder.newest(Path("runs"), config and load(config).run.name, begun=begun)
 
 
 def chosen_environment(
@@ -170,24 +167,21 @@ def chosen_environment(
 
     It is that of the run `target`, or `config`, or else of the newest run.
     """
-    from murmur.runs.run_folder import RunFolder
     from murmur.shared.config.files import load
 
     _one_of(target, config)
     if config is not None:
         settings, source = load(config, set_ or []), f"configuration {config}"
-    elif target is not None:
-        settings, source = RunFolder.open(target).config(set_ or []), f"run {target}"
+    elif target is None and not any(Path("runs").glob("*/config.yaml")):
+        raise ConfigError(
+            "which environment? There is no run under 'runs'; give --config NAME (see "
+            "`murmur config`) or a run's folder"
+        )
     else:
-        try:
-            run = RunFolder.newest(Path("runs"), begun=True)
-        except ConfigError:
-            raise ConfigError(
-                "which environment? There is no run under 'runs'; give --config NAME (see "
-                "`murmur config`) or a run's folder"
-            ) from None
-        settings = run.config(set_ or [])
-        source = f"{run.path}, the newest run (--config NAME plays another)"
+        run = find_run(target, begun=True)
+        settings, source = run.config(set_ or []), f"run {target}"
+        if target is None:
+            source = f"{run.path}, the newest run (--config NAME plays another)"
     name = settings.environment.options.get("factory", settings.environment.name)
     print_plain(console, f"environment: {name}, of {source}")
     return settings

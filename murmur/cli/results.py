@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import RESULTS, app
+from murmur.cli.app import RESULTS, command
 from murmur.cli.options import (
     BaselineName,
     Checkpoint,
@@ -15,13 +15,12 @@ from murmur.cli.options import (
     FirstSeed,
     Set,
     Target,
-    begun,
     chosen_environment,
-    trained,
+    find_run,
 )
 from murmur.shared.process.errors import ConfigError, ResourceError
-from murmur.shared.process.files import write_json
-from murmur.text import print_plain, print_table, reserve_stdout
+from murmur.shared.process.files import write_json, write_output
+from murmur.text import duration, print_plain, print_table, reserve_stdout
 
 if TYPE_CHECKING:
     from murmur.runs.run_folder import RunFolder
@@ -36,26 +35,19 @@ ServingLearner = Annotated[
 ]
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def evaluate(
     target: Target = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to run.")] = 50,
+    episodes: Annotated[int, typer.Option(min=1)] = 50,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     learner: ServingLearner = None,
     config: EnvironmentConfig = None,
     set_: Set = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="A run with a source: write masks of this folder's pictures."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="--folder: where to; default: masks-FOLDER in the run.")
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    folder: Path | None = None,
+    out: Path | None = None,
 ) -> None:
     """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
 
@@ -78,10 +70,16 @@ def evaluate(
 
       murmur evaluate --learner gpu-host:50051 --config terrain-reference \
         --set security.folder=certs/evaluator
+
+    Options:
+        episodes: Episodes to run.
+        json_file: Write the result here; -: to standard output.
+        folder: A run with a source: write masks of this folder's pictures.
+        out: --folder: where to; default: masks-FOLDER in the run.
     """
     stdout = reserve_stdout() if str(json_file) == "-" else None
     console = Console(stderr=stdout is not None)
-    run = None if baseline or learner else trained(target, config)
+    run = None if baseline or learner else find_run(target, config)
     if run is not None and run.config().supervised:
         record = _evaluate_masks(run, checkpoint, folder, out, console)
     elif folder or out:
@@ -95,7 +93,6 @@ def evaluate(
             run_title,
             to_record,
         )
-        from murmur.text import duration
 
         note, say = "", partial(print_plain, console)
         if run is not None:
@@ -150,29 +147,16 @@ def _evaluate_masks(
     return measured.record(title)
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def record(
     target: Target = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The dataset's folder, a new one; default: datasets/POLICY-SEED."),
-    ] = None,
-    episodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Episodes to record; default: 100, of --minari all."),
-    ] = None,
+    out: Path | None = None,
+    episodes: Annotated[int | None, typer.Option(min=1)] = None,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     learner: ServingLearner = None,
-    minari: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATASET",
-            help="Convert a Minari dataset instead, by its id or folder, for the environment of "
-            "--config (extra minari).",
-        ),
-    ] = None,
+    minari: Annotated[str | None, typer.Option(metavar="DATASET")] = None,
     config: EnvironmentConfig = None,
     set_: Set = None,
 ) -> None:
@@ -190,6 +174,12 @@ def record(
       murmur record runs/spread-20260101-120000 --set evaluation.sample=true
 
       murmur record --minari mujoco/hopper/expert-v0 --config hopper --out datasets/hopper
+
+    Options:
+        out: The dataset's folder, a new one; default: datasets/POLICY-SEED.
+        episodes: Episodes to record; default: 100, of --minari all.
+        minari: Convert a Minari dataset instead, by its id or folder, for the environment of
+            --config (extra minari).
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -201,7 +191,7 @@ def record(
 
     console = Console()
     say = partial(print_plain, console)
-    run = None if baseline or learner or minari else trained(target, config)
+    run = None if baseline or learner or minari else find_run(target, config)
     source: dict[str, str | int]
     if run is not None and run.config().supervised:
         raise ConfigError(f"run '{run.path}' learned from a source: it has no episodes to record")
@@ -209,6 +199,7 @@ def record(
         weights = run.checkpoint(checkpoint)
         settings = run.config(set_ or [])
         title, source = run.path.name, {"run": run.path.name, "checkpoint": weights.name}
+        play = partial(evaluate_run, run, weights, say=say, overrides=set_ or [])
     else:
         settings = chosen_environment(target, config, set_, console)
         named = {"baseline": baseline, "learner": learner, "minari": minari}
@@ -216,18 +207,21 @@ def record(
         if len(source) > 1:
             raise ConfigError(f"--{' and --'.join(source)}: give one of them")
         title = baseline or minari or "learner"
-    played = settings
+        if baseline:
+            play = partial(run_baseline, settings, baseline)
+        elif learner:
+            play = partial(run_policy, settings, learner)
     if minari:
         from murmur.env_service.adapters.minari import POLICY, replaying
 
         played, total = replaying(settings, minari)
-        baseline, first_seed = POLICY, 0
+        play, first_seed = partial(run_baseline, played, POLICY), 0
         if (episodes or 0) > total:
             say(f"--episodes {episodes}: {minari} has {total} episodes, all of which are taken")
         episodes = min(episodes or total, total)
-    episodes = episodes or _RECORDED
-    if not minari:
+    else:
         source["first_seed"] = first_seed
+    episodes = episodes or _RECORDED
     folder = out or Path("datasets") / f"{title.replace('/', '-')}-{first_seed}"
     writer = DatasetWriter(folder, source, plain_data(settings.for_evaluation().environment))
     columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -235,33 +229,16 @@ def record(
     with writer, bar:
         task = bar.add_task("", total=episodes)
         recorder = TransitionRecorder(writer, lambda done: bar.update(task, completed=done))
-        if run is not None:
-            result = evaluate_run(
-                run,
-                weights,
-                episodes,
-                first_seed,
-                say=say,
-                overrides=set_ or [],
-                recorder=recorder,
-            )
-        elif baseline:
-            result = run_baseline(played, baseline, episodes, first_seed, None, recorder)
-        else:
-            assert learner is not None
-            result = run_policy(settings, learner, episodes, first_seed, None, recorder)
+        result = play(episodes, first_seed, recorder=recorder)
     print_table(console, result_table(title, result))
     say(f"written: {Dataset(folder, '--out').describe()}")
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def render(
     target: Target = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="A .gif or .mp4 file, of masks a .png; default: beside the run."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1,
+    out: Path | None = None,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     config: EnvironmentConfig = None,
@@ -275,8 +252,12 @@ def render(
       murmur render --out episode.mp4
 
       murmur render --baseline information-gain --config terrain-reference --seed 7
+
+    Options:
+        out: A .gif or .mp4 file, of masks a .png; default: beside the run.
+        seed: Seed of the episode.
     """
-    from murmur.env_service.adapters.frames import DRAWING, with_frames
+    from murmur.env_service.adapters.frames import with_frames
     from murmur.env_service.sessions.evaluate import run_baseline
     from murmur.runs.evaluation import evaluate_run
     from murmur.runs.render import recorded_movie
@@ -286,7 +267,7 @@ def render(
         settings = chosen_environment(target, config, None, console)
         title, file = baseline, out or Path(f"{settings.environment.name}-{baseline}-{seed}.gif")
     else:
-        run = trained(target, config)
+        run = find_run(target, config)
         settings = run.config()
         if settings.supervised:
             from murmur.comparison.segmentation_report import SHOWN, draw_samples
@@ -302,23 +283,18 @@ def render(
             run_baseline(with_frames(settings), baseline, 1, seed, take)
         else:
             say = partial(print_plain, console)
-            drawn = settings.environment.name in DRAWING
-            evaluate_run(run, weights, 1, seed, say=say, on_row=take, drawn=drawn)
+            evaluate_run(run, weights, 1, seed, say=say, on_row=take, drawn=True)
     print_plain(console, f"written: {file}")
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def report(
     target: Target = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The page; default: report.html in the run.")
-    ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes of each policy.")] = 50,
+    out: Path | None = None,
+    episodes: Annotated[int, typer.Option(min=1)] = 50,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Evaluate again, even what was evaluated before.")
-    ] = False,
+    fresh: bool = False,
 ) -> None:
     """Write one self-contained page about a run: curves, baselines, paths, settings.
 
@@ -329,11 +305,16 @@ def report(
       murmur report
 
       murmur report runs/terrain-demo-20260101-120000 --out demo.html --episodes 20
+
+    Options:
+        out: The page; default: report.html in the run.
+        episodes: Episodes of each policy.
+        fresh: Evaluate again, even what was evaluated before.
     """
     from murmur.comparison.report import write_report
 
     say = partial(print_plain, Console())
-    run = trained(target)
+    run = find_run(target)
     file = out or run.path / "report.html"
     if run.config().supervised:
         from murmur.comparison.segmentation_report import write_segmentation_report
@@ -352,25 +333,13 @@ def report(
     say(f"written: {file}")
 
 
-@app.command(rich_help_panel=RESULTS)
+@command(RESULTS)
 def export(
     target: Target = None,
-    format_: Annotated[
-        Literal["onnx", "torch-export", "safetensors"],
-        typer.Option(
-            "--format", help="onnx; torch-export, a .pt2 file; safetensors, the weights alone."
-        ),
-    ] = "onnx",
+    format_: Literal["onnx", "torch-export", "safetensors"] = "onnx",
     checkpoint: Checkpoint = "best",
-    output: Annotated[
-        Path | None, typer.Option(help="The file; default: policy.onnx or policy.pt2 in the run.")
-    ] = None,
-    agents: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Agents to act for, if nothing observed depends on it; 0: as trained."
-        ),
-    ] = 0,
+    output: Path | None = None,
+    agents: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Write a trained policy as one file that runs without murmur, and check that it does the same.
 
@@ -385,14 +354,18 @@ def export(
       murmur export
 
       murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
+
+    Options:
+        format_: onnx; torch-export, a .pt2 file; safetensors, the weights alone.
+        output: The file; default: policy.onnx or policy.pt2 in the run.
+        agents: Agents to act for, if nothing observed depends on it; 0: as trained.
     """
     from murmur.learner_service.checkpoint.folder import CheckpointFolder
     from murmur.learner_service.checkpoint.resize import with_agents
     from murmur.learner_service.export.policy import SUFFIX, export_policy
     from murmur.runs.card import model_card
-    from murmur.shared.process.files import write_output
 
-    run = trained(target)
+    run = find_run(target)
     weights = run.checkpoint(checkpoint)
     file = output or run.path / f"policy{SUFFIX[format_]}"
     if file.suffix != SUFFIX[format_]:
@@ -421,8 +394,11 @@ def export(
     print_plain(console, f"written: {file}, {card}")
 
 
-@app.command(rich_help_panel=RESULTS)
-def track(target: Target = None, set_: Set = None) -> None:
+@command(RESULTS)
+def track(
+    target: Target = None,
+    set_: Set = None,
+) -> None:
     """Send a run to the W&B or MLflow of its configuration: what was not sent while it trained.
 
     Pictures that `murmur render` and `murmur report` wrote since then are sent too.
@@ -435,7 +411,7 @@ def track(target: Target = None, set_: Set = None) -> None:
     """
     from murmur.learner_service.telemetry.tracking import Forwarder, require_trackers
 
-    run = begun(target)
+    run = find_run(target, begun=True)
     config = run.config(set_ or []).tracking
     if not config.services:
         raise ConfigError(

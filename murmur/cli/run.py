@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from murmur.cli.app import TRAIN, app, typed_command
+from murmur.cli.app import TRAIN, command, typed_command
 from murmur.cli.options import (
     SHORT,
     Config,
@@ -24,82 +24,30 @@ from murmur.cli.options import (
     complete_config,
 )
 from murmur.live_page import PORT
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.process import configure_logging, stop_on_signals
 from murmur.text import print_plain
 
 _MACHINE, _LIVE_PAGE = "Machine", "Live page"
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def train(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            help="A YAML file or a name (see `murmur list`). Not needed to resume; then a run's "
-            "folder will do too.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
+    config: Annotated[str | None, typer.Argument(autocompletion=complete_config)] = None,
     set_: Set = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue with the newest run with a checkpoint, of CONFIG if given, "
-            "or with --run.",
-        ),
-    ] = False,
-    run: Annotated[
-        Path | None, typer.Option("--run", help="The run's folder; default: runs/<name>-<time>.")
-    ] = None,
+    resume: bool = False,
+    run: Path | None = None,
     seed: Seed = None,
     minutes: Minutes = None,
     steps: Steps = None,
     updates: Updates = None,
     episodes: Episodes = None,
     device: Device = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Worker processes of the environment server: env_server.num_workers.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = None,
-    learners: Annotated[
-        int | None,
-        typer.Option(
-            "--learners",
-            min=1,
-            help="Learners that learn together, each on a GPU or share of the cores of its own; "
-            "default: 1, or as many as the run had. See docs/many-learners.md.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = None,
-    from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Fine-tune: a new run starts with the weights of this checkpoint, or of the best "
-            "one of this run's folder. Optimisers, counters and schedules start fresh.",
-        ),
-    ] = None,
-    page: Annotated[
-        bool,
-        typer.Option(
-            "--page/--no-page",
-            help="Serve a live page of the run on 127.0.0.1.",
-            rich_help_panel=_LIVE_PAGE,
-        ),
-    ] = True,
-    page_port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Port of the live page; another one if it is in use.",
-            rich_help_panel=_LIVE_PAGE,
-        ),
-    ] = PORT,
+    workers: Annotated[int | None, typer.Option(min=1, rich_help_panel=_MACHINE)] = None,
+    learners: Annotated[int | None, typer.Option(min=1, rich_help_panel=_MACHINE)] = None,
+    from_: Path | None = None,
+    page: Annotated[bool, typer.Option("--page/--no-page", rich_help_panel=_LIVE_PAGE)] = True,
+    page_port: Annotated[int, typer.Option(min=0, max=65535, rich_help_panel=_LIVE_PAGE)] = PORT,
 ) -> None:
     """Train on this machine: one learner and its environment servers, kept alive.
 
@@ -119,6 +67,19 @@ def train(
       murmur train --resume --run runs/terrain-demo-20260101-120000
 
       murmur train spread --from runs/one --set environment.num_agents=5
+
+    Options:
+        config: A YAML file or a name (see `murmur list`). Not needed to resume; then a run's folder
+            will do too.
+        resume: Continue with the newest run with a checkpoint, of CONFIG if given, or with --run.
+        run: The run's folder; default: runs/<name>-<time>.
+        workers: Worker processes of the environment server: env_server.num_workers.
+        learners: Learners that learn together, each on a GPU or share of the cores of its own;
+            default: 1, or as many as the run had. See docs/many-learners.md.
+        from_: Fine-tune: a new run starts with the weights of this checkpoint, or of the best one
+            of this run's folder. Optimisers, counters and schedules start fresh.
+        page: Serve a live page of the run on 127.0.0.1.
+        page_port: Port of the live page; another one if it is in use.
     """
     from murmur.runs.child import join_supervisor
     from murmur.runs.settings import with_options
@@ -154,37 +115,16 @@ def train(
         train_here(prepared, console)
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def learner(
     config: Config,
-    run: Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")],
+    run: Annotated[Path, typer.Option()],
     set_: Set = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint in --run.")
-    ] = False,
-    auto_resume: Annotated[
-        bool,
-        typer.Option(
-            "--auto-resume",
-            help="Continue if --run holds a checkpoint, else begin: for whatever starts "
-            "containers.",
-        ),
-    ] = False,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Only act, with the weights of --checkpoint.")
-    ] = False,
-    checkpoint: Annotated[
-        str, typer.Option(help="With --serve: best, latest or a file.")
-    ] = "latest",
-    learners: Annotated[
-        int,
-        typer.Option(
-            "--learners",
-            min=1,
-            help="Learners of the run on this machine, which listen to each other on "
-            "loopback alone.",
-        ),
-    ] = 1,
+    resume: bool = False,
+    auto_resume: bool = False,
+    serve: bool = False,
+    checkpoint: str = "latest",
+    learners: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """Run the learner service in the foreground; environment servers connect to it.
 
@@ -196,6 +136,15 @@ def learner(
       murmur learner terrain-reference --run runs/one --resume
 
       murmur learner terrain-reference --run runs/two --auto-resume --learners 2
+
+    Options:
+        run: Where checkpoints and progress are written.
+        resume: Continue from the last checkpoint in --run.
+        auto_resume: Continue if --run holds a checkpoint, else begin: for whatever starts
+            containers.
+        serve: Only act, with the weights of --checkpoint.
+        checkpoint: With --serve: best, latest or a file.
+        learners: Learners of the run on this machine, which listen to each other on loopback alone.
     """
     from murmur.runs.child import join_supervisor
     from murmur.shared.config.files import load
@@ -207,7 +156,6 @@ def learner(
         options.append(f"learner.port={PORT}")  # servers started by hand know no other
     if learners > 1:
         from murmur.runs.ranks import run_ranks
-        from murmur.shared.process.errors import ConfigError
 
         if serve:
             raise ConfigError(f"--serve takes one learner, not --learners {learners}: start one")
@@ -217,7 +165,6 @@ def learner(
         chosen += [part for setting in options for part in ("--set", setting)]
         raise SystemExit(run_ranks(learners, run, [config, "--run", str(run), *chosen]))
     from murmur.learner_service.app import run_learner
-    from murmur.shared.process.process import configure_logging, stop_on_signals
 
     rank = os.environ.get("RANK", "0")  # of torchrun
     configure_logging("learner" if rank == "0" else f"learner-{rank}")
@@ -235,16 +182,12 @@ def learner(
     )
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def env_server(
     config: Config,
     set_: Set = None,
-    evaluate: Annotated[
-        bool, typer.Option("--evaluate", help="Serve the learner's evaluations, not its training.")
-    ] = False,
-    first_worker: Annotated[
-        int, typer.Option(min=0, help="Number of the first worker, unique over all servers.")
-    ] = 0,
+    evaluate: bool = False,
+    first_worker: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Run an environment server in the foreground; it connects to the learner. Needs no torch.
 
@@ -254,13 +197,16 @@ def env_server(
         --set security.folder=certs/environment
 
       murmur env-server terrain-reference --set env_server.num_workers=8 --first-worker 8
+
+    Options:
+        evaluate: Serve the learner's evaluations, not its training.
+        first_worker: Number of the first worker, unique over all servers.
     """
     from murmur.runs.child import join_supervisor
 
     join_supervisor()
     from murmur.env_service.app import run_env_server
     from murmur.shared.config.files import load
-    from murmur.shared.process.process import configure_logging, stop_on_signals
 
     configure_logging("evaluator" if evaluate else "env-server")
     stop = stop_on_signals()
@@ -270,47 +216,19 @@ def env_server(
     )
 
 
-@app.command(rich_help_panel=TRAIN)
+@command(TRAIN)
 def slurm(
     config: Config,
     set_: Set = None,
-    gpus: Annotated[
-        int, typer.Option(min=0, help="GPUs of the learner, one rank on each; 0: it uses CPUs.")
-    ] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option(min=1, help="GPUs of one learner node; more GPUs take more nodes.")
-    ] = 8,
-    ranks: Annotated[
-        int, typer.Option(min=1, help="With --gpus 0: learner processes, all on one node.")
-    ] = 1,
-    cpus_per_rank: Annotated[int, typer.Option(min=1, help="CPUs of each learner process.")] = 8,
-    env_nodes: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Nodes with an environment server each; 0: they share the learner's nodes, and "
-            "the job is not heterogeneous.",
-        ),
-    ] = 1,
-    cpus_per_node: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="CPUs of each environment server; without env_server.num_workers also its "
-            "workers.",
-        ),
-    ] = 16,
+    gpus: Annotated[int, typer.Option(min=0)] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
+    ranks: Annotated[int, typer.Option(min=1)] = 1,
+    cpus_per_rank: Annotated[int, typer.Option(min=1)] = 8,
+    env_nodes: Annotated[int, typer.Option(min=0)] = 1,
+    cpus_per_node: Annotated[int, typer.Option(min=1)] = 16,
     sbatch: Sbatch = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            help="The run's folder, which all nodes must see; default: runs/<name>-<time>. A run "
-            "in it is resumed."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="The script; default: job.sh in the run's folder.")
-    ] = None,
+    run: Path | None = None,
+    output: Path | None = None,
 ) -> None:
     """Write a Slurm job script: a learner on GPU nodes, environment servers on CPU nodes.
 
@@ -325,6 +243,19 @@ def slurm(
         --sbatch=--partition=gpu --sbatch=--account=my-project
 
       murmur slurm spread --gpus 0 --env-nodes 0 --cpus-per-node 4 --output spread.sh
+
+    Options:
+        gpus: GPUs of the learner, one rank on each; 0: it uses CPUs.
+        gpus_per_node: GPUs of one learner node; more GPUs take more nodes.
+        ranks: With --gpus 0: learner processes, all on one node.
+        cpus_per_rank: CPUs of each learner process.
+        env_nodes: Nodes with an environment server each; 0: they share the learner's nodes, and the
+            job is not heterogeneous.
+        cpus_per_node: CPUs of each environment server; without env_server.num_workers also its
+            workers.
+        run: The run's folder, which all nodes must see; default: runs/<name>-<time>. A run in it is
+            resumed.
+        output: The script; default: job.sh in the run's folder.
     """
     from murmur.shared.config.files import load
     from murmur.slurm import job_script, write_script

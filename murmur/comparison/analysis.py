@@ -95,6 +95,11 @@ class Comparison:
     overall: TaskResult | None
     notes: list[str]
 
+    @property
+    def results(self) -> list[TaskResult]:
+        """All results, that over all tasks first."""
+        return [*([self.overall] if self.overall else []), *self.tasks]
+
 
 def compare(
     targets: Sequence[str],

@@ -187,9 +187,7 @@ def _shown(config: dict[str, Any], key: str) -> str:
 
 def _text(config: dict[str, Any], key: str) -> str:
     """Return a value that can be compared."""
-    if key not in config:
-        return _ABSENT
-    return _comparable_text(config[key])
+    return _comparable_text(config[key]) if key in config else _ABSENT
 
 
 def _comparable_text(value: object) -> str:

@@ -16,9 +16,8 @@ _INTERVAL = f"{100 * LEVEL:.0f} % interval"
 
 def tables(comparison: Comparison) -> list[Table]:
     """Return the tables for the screen: one of groups and one of pairs for each task."""
-    results = [*([comparison.overall] if comparison.overall else []), *comparison.tasks]
     found = []
-    for result in results:
+    for result in comparison.results:
         found.append(_groups_table(result))
         if result.improvement:
             found.append(_pairs_table(result))
@@ -73,7 +72,6 @@ def render(comparison: Comparison, command: str) -> str:
     """
     groups = comparison.groups
     runs = [run for group in groups for run in group.runs]
-    parts = [comparison.overall] if comparison.overall else []
     look = styles(group.name for group in groups)  # the same on every task
     return render_template(
         "compare.html.j2",
@@ -91,7 +89,7 @@ def render(comparison: Comparison, command: str) -> str:
         level=f"{100 * LEVEL:.0f}",
         repeats=number(REPEATS),
         less_is_better=comparison.metric.less_is_better,
-        results=[(result, _charts(result, look)) for result in [*parts, *comparison.tasks]],
+        results=[(result, _charts(result, look)) for result in comparison.results],
         arrow=DOWN if comparison.metric.less_is_better else UP,
         look=look,
         best=_best,

@@ -10,22 +10,22 @@ from typing import Any
 
 import jinja2
 
+from murmur.comparison.charts import styles
 from murmur.comparison.report_charts import (
     LEARNED,
     evaluation_charts,
     learning_charts,
     mission_charts,
-    policy_styles,
 )
 from murmur.doctor.device_report import about_text, run_busy_text
 from murmur.doctor.machine import commit, describe_machine, versions
+from murmur.env_service.environment import baselines
 from murmur.env_service.pictures import find_painter
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs import settings
 from murmur.runs.drops import dropped_message
 from murmur.runs.evaluation import (
     Recorder,
-    baseline_names,
     caveat_of_best,
     evaluate_run,
     to_record,
@@ -76,13 +76,12 @@ def evaluate_all(
     config = run.config()
     folder = run.path / "evaluations"
     folder.mkdir(exist_ok=True)
-    results = {}
+    results, names = {}, sorted(baselines(config.environment))
     try:
         weights = run.checkpoint(checkpoint)
-        names = [LEARNED, *baseline_names(config)]
+        names = [LEARNED, *names]
     except CheckpointError as error:
         say(f"no policy to evaluate: {error}")
-        names = baseline_names(config)
     for name in names:
         key = evaluation_key(config, episodes, first_seed, weights if name == LEARNED else None)
         file = _file(folder, name)
@@ -158,6 +157,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
     }
     columns = _columns(results)
     arrows = {column: direction(column, best) for column in columns}
+    pictures = _pictures(run, results)
     return render_template(
         "report.html.j2",
         **page_parts(run, facts, progress),
@@ -166,12 +166,15 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         results=results,
         arrows=arrows,
         best={c: best_names(_means(results, c), arrows[c]) for c in columns},
-        look=policy_styles(results),
+        look=styles(results, first=LEARNED),
         episodes=max((r["episodes"] for r in results.values()), default=0),
         note=_note(run, results),
         mission=mission_charts(results, best),
-        pictures=_pictures(run, results),
-        picture_width=_widest(run, results),
+        pictures=[(name, base64.b64encode(png).decode()) for name, png in pictures.items()],
+        # Bytes 16 to 19 of a PNG are its width: letters of the widest are legible.
+        picture_width=max(
+            (int.from_bytes(png[16:20], "big") for png in pictures.values()), default=0
+        ),
         picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
         learning=[*evaluation_charts(evaluations, results, best), *learning_charts(progress)],
     )
@@ -240,24 +243,12 @@ def _means(results: Mapping[str, Mapping[str, Any]], column: str) -> list[tuple[
     return [(n, r["summary"][column]["mean"]) for n, r in results.items() if column in r["summary"]]
 
 
-def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (policy, PNG in base64) of the first episode's end, the learned policy first."""
-    found = []
+def _pictures(run: RunFolder, results: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return a PNG of the first episode's end for each policy, the learned one first."""
     mean = {name: r["summary"]["return"]["mean"] for name, r in results.items()}
-    for name in sorted(results, key=lambda name: (name != LEARNED, -mean[name])):
-        file = _file(run.path / "evaluations", name).with_suffix(".png")
-        if results[name]["picture"] and file.is_file():
-            found.append((name, base64.b64encode(file.read_bytes()).decode()))
-    return found
-
-
-def _widest(run: RunFolder, results: Mapping[str, Any]) -> int:
-    """Return the width of the widest picture in pixels: at it, or scrolled, letters are legible."""
-    files = [_file(run.path / "evaluations", name).with_suffix(".png") for name in results]
-    # Bytes 16 to 19 of a PNG file are its width.
-    return max(
-        (int.from_bytes(f.read_bytes()[16:20], "big") for f in files if f.is_file()), default=0
-    )
+    names = sorted(mean, key=lambda name: (name != LEARNED, -mean[name]))
+    files = {name: _file(run.path / "evaluations", name).with_suffix(".png") for name in names}
+    return {n: f.read_bytes() for n, f in files.items() if results[n]["picture"] and f.is_file()}
 
 
 def _provenance(start: Mapping[str, Any]) -> dict[str, str]:

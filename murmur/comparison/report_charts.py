@@ -1,7 +1,7 @@
 """Charts of a run's page: of an episode, of evaluations, and of the training."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,6 @@ _MISSION_METRICS = ("entropy", "f1", "coverage")
 _TEAM = "return/"  # of metrics: the return of a team
 _X_LABEL = "environment steps"
 _MARKED_STEPS = 60  # of an episode: the points of longer ones would hide the lines
-
-
-def policy_styles(results: Iterable[str]) -> dict[str, Style]:
-    """Return the look of each policy, the same in all charts of a page."""
-    return styles(results, first=LEARNED)
 
 
 def best_baseline(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> str | None:
@@ -44,7 +39,7 @@ def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> 
     known = {name for r in results.values() for name in r["mean_curves"]}
     names = [name for name in _MISSION_METRICS if name in known] or sorted(known & {"return"})
     first = (LEARNED, best_baseline(results, metric))
-    look = policy_styles(results)
+    look = styles(results, first=LEARNED)
     charts = []
     for name in names:
         curves = {k: c for k, r in results.items() if (c := r["mean_curves"].get(name))}
@@ -97,7 +92,7 @@ def evaluation_charts(
     names = list(dict.fromkeys(name for e in evaluations for name in e["metrics"]))
     wanted = ("return", metric.name, *_MISSION_METRICS)
     wanted = (*wanted, *(n for n in names if n.startswith(_TEAM)))
-    best, look = best_baseline(results, metric), policy_styles(results)
+    best, look = best_baseline(results, metric), styles(results, first=LEARNED)
     charts = []
     for name in [n for n in dict.fromkeys(wanted) if n in names]:
         entries = [e["metrics"].get(name) for e in evaluations]

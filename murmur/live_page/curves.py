@@ -1,18 +1,26 @@
-"""Curves of a run in bounded memory: however long it is, a few hundred points with their spread."""
+"""Curves of a run, and of those beside it, in bounded memory.
+
+However long a run is, it has a few hundred points with their spread.
+"""
 
 import math
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from murmur.runs.run_folder import ProgressTail
+from murmur.runs.run_folder import ProgressTail, RunFolder
 from murmur.shared.process.ledger import since
 
 MOST_POINTS = 512  # then two neighbors become one
 MOST_EVALUATIONS = 1024
+_MOST_RUNS = 200  # in the list of other runs, the newest
+_RUNS_KEPT = 4  # other runs whose curves stay in memory
+_LIST_S = 5.0  # between two looks at the folder of runs, however many pages are open
 _AT = ("time", "seconds", "env_steps", "updates")
 _FIGURES = ("return", "agent_steps_per_s", "policy_lag")
 
@@ -163,6 +171,63 @@ class CurveReader:
         self.curves.take(record)
 
 
+class OtherRuns:
+    """Runs beside a run, those of sweeps among them. Used by any thread."""
+
+    def __init__(self, run: RunFolder) -> None:
+        """Look beside `run`; nothing is read yet."""
+        self._own = run.path.resolve()
+        parent = self._own.parent
+        self._top = parent.parent if (parent / "sweep.json").is_file() else parent
+        self._lock = Lock()
+        self._runs: dict[str, Path] = {}
+        self._listed = float("-inf")
+        self._readers: dict[str, CurveReader] = {}
+
+    def names(self) -> list[str]:
+        """Return the runs' folders relative to the folder of runs, the newest first."""
+        with self._lock:
+            return [*self._list()]
+
+    def _list(self) -> dict[str, Path]:
+        if time.monotonic() - self._listed < _LIST_S:
+            return self._runs
+        found = []
+        for pattern in ("*/progress.jsonl", "*/*/progress.jsonl"):
+            for file in self._top.glob(pattern):
+                if file.parent == self._own or file.parent.name.startswith("begun-"):
+                    continue
+                try:
+                    found.append((file.stat().st_mtime, file.parent))
+                except OSError:  # it was deleted meanwhile
+                    continue
+        newest = sorted(found, reverse=True)[:_MOST_RUNS]
+        self._runs = {str(path.relative_to(self._top)): path for _, path in newest}
+        self._listed = time.monotonic()
+        return self._runs
+
+    def curves(self, name: str, cursor: str, longest_s: float) -> dict[str, Any] | None:
+        """Return a run's curves after a reader's cursor; None if `names` does not have it.
+
+        Args:
+            name: folder as `names` gives it; only those are read, whatever is asked for.
+            cursor: cursor of the reader, see `Curves.since`.
+            longest_s: longest time to read for [s]; `behind` says if that was too short.
+        """
+        with self._lock:
+            path = self._list().get(name)
+            if path is None:
+                return None
+            reader = self._readers.pop(name, None)
+            if reader is None or reader.replaced():
+                reader = CurveReader(path / "progress.jsonl")
+            self._readers[name] = reader  # the newest last
+            for oldest in list(self._readers)[:-_RUNS_KEPT]:
+                del self._readers[oldest]
+            behind = reader.read(longest_s)
+            return {"behind": behind, "curves": reader.curves.since(cursor)}
+
+
 def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield every finite figure of a record, by its name on the page."""
     sections = {"": {name: record.get(name) for name in _FIGURES}}
@@ -199,27 +264,13 @@ def _merged(one: Point, two: Point) -> Point:
     """Merge two neighbors."""
     values = dict(one["values"])
     for name, (low, total, high, count) in two["values"].items():
-        if name in values:
-            other = values[name]
-            values[name] = [
-                min(low, other[0]),
-                total + other[1],
-                max(high, other[2]),
-                count + other[3],
-            ]
-        else:
-            values[name] = [low, total, high, count]
-    ledger = {thread: dict(states) for thread, states in one["ledger"].items()}
-    for thread, states in two["ledger"].items():
-        into = ledger.setdefault(thread, {})
-        for state, seconds in states.items():
-            into[state] = into.get(state, 0.0) + seconds
-    return {
-        "records": one["records"] + two["records"],
-        "at": two["at"],
-        "values": values,
-        "ledger": ledger,
+        least, before, most, counted = values.get(name, (low, 0.0, high, 0))
+        values[name] = [min(low, least), total + before, max(high, most), count + counted]
+    ledger = {
+        thread: Counter(one["ledger"].get(thread)) + Counter(two["ledger"].get(thread))
+        for thread in one["ledger"] | two["ledger"]
     }
+    return {**two, "records": one["records"] + two["records"], "values": values, "ledger": ledger}
 
 
 def _shown(point: Point) -> Point:

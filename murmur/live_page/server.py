@@ -162,7 +162,5 @@ def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[No
         yield
         return
     say(f"live page: {page.text}")
-    try:
+    with contextlib.closing(page):
         yield
-    finally:
-        page.close()

@@ -19,13 +19,12 @@ from murmur.live_page.alerts import (
     doctors_finding,
     learning_alert,
 )
-from murmur.live_page.curves import CurveReader
+from murmur.live_page.curves import CurveReader, OtherRuns
 from murmur.live_page.episode import EpisodePictures
 from murmur.live_page.ledger_states import STATES
-from murmur.live_page.other_runs import OtherRuns
 from murmur.runs.readings import loss_reading
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.scores import Metric, completion, state_of
+from murmur.runs.scores import Metric, Pace, completion, state_of
 from murmur.shared.config.text import plain_data, to_yaml, without_secrets
 from murmur.text import duration, short_number
 
@@ -96,10 +95,10 @@ class RunView:
         if written != self._configured:
             self._configured, self._config = written, self._run.config()
             self._metric = Metric.parse(self._config.evaluation.best_metric)
+            self._pace = Pace(self._config.run)
 
     def _begin(self) -> None:
         self._reader = _RunReader(self._run)
-        self._rate: tuple[float, float] | None = None  # (seconds, share) some time ago
         self._looked = self._examined = float("-inf")
         self._finding: Alert | None = None
 
@@ -157,20 +156,14 @@ class RunView:
         if state == "running":
             if share is None:
                 return "running; no end is set"
-            return f"running, {100 * share:.0f} % done{self._left(share)}"
+            self._pace.note(self._reader.last)
+            left = self._pace.left_s()
+            ends = "" if left is None else f", {duration(left)} left"
+            return f"running, {100 * share:.0f} % done{ends}"
         if state == "complete":
             return f"complete after {duration(self._reader.last.get('seconds') or 0.0)}"
         kept = "it can be resumed" if state == "stopped" else "it has no checkpoint"
         return f"not running; {kept}: `{self._run.again()}`"
-
-    def _left(self, share: float) -> str:
-        seconds = self._reader.last.get("seconds") or 0.0
-        if self._rate is None or share < self._rate[1]:
-            self._rate = seconds, share
-        since, done = seconds - self._rate[0], share - self._rate[1]
-        if done <= 0 or since < 5:
-            return ""
-        return f", {duration((1 - share) * since / done)} left"
 
     def _about(self) -> dict[str, str]:
         """Return facts about the run by name, such as environment, seed and device."""

@@ -40,14 +40,19 @@ class _StandIn:
         return self
 
 
-class _Source:
-    """A module's source, of which single definitions are executed."""
+class ModuleSource:
+    """A module's source, of which single definitions are executed.
 
-    def __init__(self, module: str) -> None:
-        self._file = _file(module)
-        self.tree = ast.parse(self._file.read_bytes())
+    Attributes:
+        bound: statement that binds each name of the module.
+    """
+
+    def __init__(self, module: str, file: Path) -> None:
+        """Read `module` from a file."""
+        self._file = file
         self._names: dict[str, Any] = {"__name__": module}
-        self._bound = {name: node for node in self.tree.body for name in _bound_by(node)}
+        body = ast.parse(file.read_bytes(), str(file)).body
+        self.bound = {name: node for node in body for name in _bound_by(node)}
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module defines
         if name.startswith("__"):
@@ -59,14 +64,14 @@ class _Source:
 
     def _define(self, name: str) -> None:
         """Execute the statement that binds a name, after those that it refers to."""
-        node = self._bound.get(name)
+        node = self.bound.get(name)
         if node is None:  # a builtin
             del self._names[name]
             return
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._names[name] = _imported(node, name)
             return
-        for used in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & self._bound.keys():
+        for used in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & self.bound.keys():
             getattr(self, used)
         exec(compile(ast.Module([node], []), str(self._file), "exec"), self._names)  # noqa: S102 - murmur's own
 
@@ -104,7 +109,9 @@ def _file(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-_source = cache(_Source)
+@cache
+def _source(module: str) -> ModuleSource:
+    return ModuleSource(module, _file(module))
 
 
 def declared_model(kind: str, name: str) -> type[BaseModel] | None:
@@ -159,10 +166,6 @@ def _installed_line(group: str, name: str) -> str:
         tree = ast.parse(Path(spec.origin or "").read_bytes()) if spec else ast.Module([], [])
     except (ImportError, OSError, SyntaxError, ValueError):
         tree = ast.Module([], [])
-    wanted = [
-        n
-        for n in tree.body
-        if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == entry.attr
-    ]
+    named: Any = next((n for n in tree.body if getattr(n, "name", "") == entry.attr), tree)
     package = f"(of {entry.dist.name})" if entry.dist else ""
-    return f"{first_line_of(wanted[0] if wanted else tree)} {package}".strip()
+    return f"{first_line_of(named)} {package}".strip()

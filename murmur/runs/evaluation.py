@@ -1,6 +1,7 @@
 """Evaluation of a trained policy over the real wire, and of scripted baselines."""
 
 import json
+import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from murmur.env_service.adapters.frames import with_frames
-from murmur.env_service.environment import VectorEnvironment, baselines, make_environment
+from murmur.env_service.adapters.frames import FRAME, with_frames
+from murmur.env_service.environment import VectorEnvironment, make_environment
 from murmur.env_service.pictures import Snapshot
 from murmur.env_service.sessions.evaluate import OnRow, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
@@ -23,15 +24,12 @@ from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import wait_for_port
 from murmur.shared.config.experiment import ExperimentConfig, SecurityConfig
 from murmur.shared.config.files import Overrides
+from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.timestep import StepType, TimeStep
 from murmur.text import number, plain, screen_table
 
 Say = Callable[[str], None]
-
-
-def baseline_names(config: ExperimentConfig) -> list[str]:
-    """Return the names of the configured environment's scripted baselines."""
-    return sorted(baselines(config.environment))
+MOST_ROWS = 240  # of an episode that are drawn; of a longer one every second, third ...
 
 
 def evaluate_run(
@@ -125,25 +123,15 @@ def _serving_learner(
             # The run may come from another machine, whose networks this one has not.
             *("--set", "learner.metrics_host=127.0.0.1"),
         )
-        log = _serve_log(run, Path(name))
-        learner = Child("serving learner", lambda _: command, log)
+        logs = run.logs if os.access(run.path, os.W_OK) else folder.logs
+        logs.mkdir(exist_ok=True)
+        learner = Child("serving learner", lambda _: command, logs / "serve.log")
         learner.start()
         try:
             yield f"127.0.0.1:{wait_for_port(folder, learner, say, 'serve.json')}"
         finally:
             learner.signal(signal.SIGTERM)
             learner.wait(15.0)
-
-
-def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
-    """Return the serving learner's log: in the run, or `elsewhere` if that cannot be written."""
-    log = run.logs / "serve.log"
-    try:
-        run.logs.mkdir(exist_ok=True)
-        log.open("ab").close()
-    except OSError:
-        return elsewhere / "serve.log"
-    return log
 
 
 def caveat_of_best(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:
@@ -222,21 +210,47 @@ def carried_forward(curves: NDArray[np.float64]) -> NDArray[np.float64]:
 class Recorder:
     """Recorder of the values that pictures of an episode need; pass its `take` as on_row.
 
+    Of an episode of more than 2 MOST_ROWS rows every second, fourth ... is kept, so its length does
+    not matter for memory.
+
     Attributes:
-        snapshots: every row; empty if the environment cannot be drawn.
+        snapshots: rows of the episode; empty if the environment cannot be drawn.
+        every: number of rows of the episode for each that is kept.
+        frames_per_second: pictures of an episode's second; 0 if the environment does not say.
     """
 
-    def __init__(self) -> None:
-        """Start with an empty record."""
+    def __init__(self, required_by: str = "") -> None:
+        """Start with an empty record.
+
+        Args:
+            required_by: name of the environment if it has to draw itself, for the message; "": one
+                without pictures is not recorded.
+        """
+        self._required_by = required_by
         self.snapshots: list[Snapshot] = []
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
-        """Note a row of copy 0."""
+        """Note a row of copy 0.
+
+        Raises:
+            ConfigError: if the environment draws nothing, and has to.
+        """
+        if timestep.step_type[0] == StepType.FIRST:  # an evaluation that broke is played again
+            self.snapshots, self.every, self._rows = [], 1, 0
+            self.frames_per_second = getattr(environment, "frames_per_second", 0)
         try:
             state = dict(environment.render_state(0))
-        except NotImplementedError:
+        except NotImplementedError as error:
+            if self._required_by:
+                raise ConfigError(
+                    f"environment '{self._required_by}' has no pictures: {error}. Its factory must "
+                    f"take render_mode='{FRAME}' and its render() return an array"
+                ) from error
             return
-        if timestep.step_type[0] == StepType.FIRST:
-            self.snapshots.clear()  # an evaluation that broke is played again from its start
-        metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
-        self.snapshots.append(Snapshot(state, metrics))
+        last = timestep.step_type[0] == StepType.LAST
+        if self._rows % self.every == 0 or last:
+            metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
+            self.snapshots.append(Snapshot(state, metrics))
+        self._rows += 1
+        if len(self.snapshots) > 2 * MOST_ROWS and not last:
+            self.snapshots, self.every = self.snapshots[::2], 2 * self.every

@@ -1,25 +1,21 @@
 """Signals that ask a process to end, while it supervises others."""
 
-import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
 
-from murmur.shared.process.process import ENDING_SIGNALS, drop_lost_terminal
+from murmur.shared.process.process import ENDING_SIGNALS, drop_lost_terminal, handled
 
 
-@contextlib.contextmanager
-def stopped_by_signals() -> Iterator[None]:
+def stopped_by_signals() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt on signals that ask for the end; only in the main thread.
 
     A second Ctrl-C or SIGTERM raises it again. A second SIGHUP does not: a terminal that is closed
     sends it, and so does the shell. Under nohup SIGHUP stays ignored.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     told = False
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -33,13 +29,7 @@ def stopped_by_signals() -> Iterator[None]:
 
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     # A shell's background job ignores SIGINT, and is to be stopped by it all the same.
-    numbers = [n for n in ENDING_SIGNALS if not (ignored and n == signal.SIGHUP)]
-    before = [signal.signal(number, handle) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+    return handled((n for n in ENDING_SIGNALS if not (ignored and n == signal.SIGHUP)), handle)
 
 
 _ends: list[Callable[[], None]] = []  # of trainings in the background of this process

@@ -197,16 +197,15 @@ class Policy:
             raise ConfigError(f"observation without {', '.join(missing)} of '{self.spec.name}'")
         given = {name: x for name, x in observation.items() if name in wanted}
         arrays = {name: self._array(wanted[name], value) for name, value in given.items()}
-        leading = {a.shape[: a.ndim - self._dimensions(wanted[n])] for n, a in arrays.items()}
+        leading = {
+            a.shape[: a.ndim - len(wanted[name].shape) - wanted[name].per_agent]
+            for name, a in arrays.items()
+        }
         if len(leading) > 1:
             shapes = ", ".join(f"{name} {a.shape}" for name, a in arrays.items())
             raise ConfigError(f"observations of different numbers of environments: {shapes}")
         one = leading == {()}
         return {name: a[None] if one else a for name, a in arrays.items()}, one
-
-    def _dimensions(self, spec: ArraySpec) -> int:
-        """Return the number of dimensions of the array of one environment."""
-        return len(spec.shape) + spec.per_agent
 
     def _array(self, spec: ArraySpec, value: ArrayLike) -> Array:
         """Convert the value to an array of the spec's dtype.

@@ -16,71 +16,18 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from murmur.env_service.adapters.frames import DRAWING, FRAME
-from murmur.env_service.environment import VectorEnvironment
 from murmur.env_service.pictures import Snapshot, find_painter, painters
 from murmur.env_service.sessions.evaluate import OnRow
-from murmur.runs.evaluation import Recorder
+from murmur.runs.evaluation import MOST_ROWS, Recorder
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import replacing
-from murmur.shared.wire.timestep import StepType, TimeStep
 
 FRAMES_PER_SECOND = 6
 HOLD_S = 2.0  # the last picture stays
 MOST_FRAMES_PER_SECOND = 30.0
 _LITTLE_ROOM = 1 << 16  # bytes
 _MP4_INDEX = b"moov"  # written last
-MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
-
-
-class FrameRecorder:
-    """Recorder of the frames of an environment's copy 0; pass its `take` as on_row.
-
-    Of an episode of more than 2 MOST_ROWS rows every second, third ... is kept, so its length does
-    not matter for memory.
-
-    Attributes:
-        frames: pictures, [height, width, 3] each.
-        rate: number of frames per second.
-    """
-
-    def __init__(self, environment: str) -> None:
-        """Name the environment, for messages."""
-        self._name = environment
-        self._begin(FRAMES_PER_SECOND)
-
-    def _begin(self, rate: float) -> None:
-        self.frames: list[NDArray[np.uint8]] = []
-        self._rate = rate
-        self._every = 1
-        self._rows = 0
-
-    @property
-    def rate(self) -> float:
-        """Frames in a second; at most MOST_FRAMES_PER_SECOND, which players show."""
-        return min(self._rate / self._every, MOST_FRAMES_PER_SECOND)
-
-    def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
-        """Note a row of copy 0.
-
-        Raises:
-            ConfigError: if the environment draws nothing.
-        """
-        if timestep.step_type[0] == StepType.FIRST:  # an evaluation that broke is played again
-            self._begin(getattr(environment, "frames_per_second", 0) or FRAMES_PER_SECOND)
-        try:
-            frame = np.asarray(environment.render_state(0)[FRAME], np.uint8)
-        except NotImplementedError as error:
-            raise ConfigError(
-                f"environment '{self._name}' has no pictures: {error}. Its factory must take "
-                f"render_mode='{FRAME}' and its render() return an array"
-            ) from error
-        last = timestep.step_type[0] == StepType.LAST
-        if self._rows % self._every == 0 or last:
-            self.frames.append(frame)
-        self._rows += 1
-        if len(self.frames) > 2 * MOST_ROWS and not last:
-            self.frames, self._every = self.frames[::2], 2 * self._every
 
 
 def draw_episode(
@@ -126,26 +73,19 @@ def recorded_movie(file: Path, config: ExperimentConfig, title: str) -> Iterator
     Raises:
         ConfigError: for another kind of file, or if the environment has no pictures.
     """
-    require_movie(file)
+    if file.suffix not in (".gif", ".mp4"):
+        raise ConfigError(f"'{file}': pictures are written as .gif or .mp4")
     name = config.environment.name
     if name in DRAWING:
-        frames = FrameRecorder(config.environment.options.get("factory", name))
-        yield frames.take
-        write_movie(file, frames.frames, frames.rate)
+        recorder = Recorder(required_by=config.environment.options.get("factory", name))
+        yield recorder.take
+        frames = [np.asarray(row.state[FRAME], np.uint8) for row in recorder.snapshots]
+        rate = (recorder.frames_per_second or FRAMES_PER_SECOND) / recorder.every
+        write_movie(file, frames, min(rate, MOST_FRAMES_PER_SECOND))
     else:
         recorder = Recorder()
         yield recorder.take
         write_movie(file, draw_episode(name, recorder.snapshots, title))
-
-
-def require_movie(file: Path) -> None:
-    """Check the kind of a file before an episode is played for it.
-
-    Raises:
-        ConfigError: if it is neither .gif nor .mp4.
-    """
-    if file.suffix not in (".gif", ".mp4"):
-        raise ConfigError(f"'{file}': pictures are written as .gif or .mp4")
 
 
 def write_movie(
@@ -159,11 +99,10 @@ def write_movie(
         rate: frames per second.
 
     Raises:
-        ConfigError: for another kind of file, or one that cannot be written.
+        ConfigError: if it cannot be written.
     """
     import imageio.v2 as imageio
 
-    require_movie(file)
     frames = [*frames, *[frames[-1]] * math.ceil(HOLD_S * rate)]
     with replacing(file) as beside:
         if file.suffix == ".gif":

@@ -14,7 +14,7 @@ from rich.console import Console
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.interrupts import end_before_signals
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.training import Prepared
+from murmur.runs.training import Prepared, train
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.extras import advising
 from murmur.shared.config.files import Overrides
@@ -226,7 +226,6 @@ class Run:
 
     def _work(self, prepared: Prepared, callbacks: Sequence[Callback], console: Console) -> None:
         """Supervise the run's processes until they have ended."""
-        from murmur.runs.training import train
 
         def tell(record: dict[str, Any]) -> None:
             for callback in callbacks:

@@ -13,10 +13,9 @@ from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric, last_progress, read_curve, state_of
 from murmur.shared.process.errors import ConfigError, MurmurError, ResourceError
 from murmur.shared.process.files import disk_error, size_text
+from murmur.shared.process.run_lock import RunLock
 from murmur.sweeps.folder import find_runs
-from murmur.text import number, plain
-
-_GAP = 2  # characters between two columns
+from murmur.text import number, plain, screen_table
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,7 @@ def folder_size(folder: Path) -> int:
 def runs_table(runs: Sequence[ListedRun]) -> Table:
     """Return a table for the screen, the path of a run at the end of its line."""
     headings = ("date", "state", "algorithm", "environment", "seed", "steps", "best", "", "size")
-    table = Table(*headings, box=None, padding=(0, _GAP, 0, 0), header_style="dim")
-    table.add_column("run", no_wrap=True)
+    table = screen_table(*headings, "run")
     for run in runs:
         table.add_row(
             f"{datetime.fromtimestamp(run.date):%Y-%m-%d %H:%M}",
@@ -158,16 +156,13 @@ def delete_runs(runs: Sequence[ListedRun], say: Callable[[str], None]) -> int:
             say(f"not deleted: {run.path} is the run of process {pid}, which is at work")
             continue
         try:
-            folder.acquire()
+            with RunLock.acquire(run.path):
+                shutil.rmtree(run.path)
         except MurmurError as error:
             say(f"not deleted: {error}")
             continue
-        try:
-            shutil.rmtree(run.path)
         except OSError as error:
             known = disk_error(error, run.path)
             raise known or ResourceError(f"cannot delete {run.path}: {error.strerror}") from None
-        finally:
-            folder.lock.release()
         freed += run.size
     return freed

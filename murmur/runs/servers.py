@@ -147,19 +147,16 @@ class ServerRecorder:
         if time.monotonic() < self._next or not self._pages:
             return
         self._next = time.monotonic() + EVERY_S
-        pages: dict[str, list[Sample]] = {}
-        for log, address in self._pages.items():
-            try:
-                pages[log.stem] = samples_of(read_page(address, "", _QUICK_S))
-            except (ConfigError, ValueError):  # it starts, or ends
-                return
-        seen = servers_of(time.time(), pages)
-        if seen is not None:
-            try:
+        try:
+            pages = {
+                log.stem: samples_of(read_page(address, "", _QUICK_S))
+                for log, address in self._pages.items()
+            }
+            if (seen := servers_of(time.time(), pages)) is not None:
                 with self._path.open("a") as file:
                     file.write(json.dumps(asdict(seen)) + "\n")
-            except OSError:  # a full disk
-                return
+        except (ConfigError, ValueError, OSError):  # a server starts or ends, or a full disk
+            return
 
 
 def recorded(run: RunFolder, begin: float, end: float) -> tuple[Servers, Servers] | None:

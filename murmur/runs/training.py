@@ -22,7 +22,7 @@ from murmur.runs.interrupts import stopped_by_signals
 from murmur.runs.live_view import TrainingView
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.run_list import folder_size
-from murmur.runs.scores import Metric
+from murmur.runs.scores import Metric, last_progress
 from murmur.runs.settings import TASK, USUAL_PORTS, with_plugin_defaults
 from murmur.runs.supervisor import StopRequested, Supervisor
 from murmur.shared.config.cores import with_threads, with_workers
@@ -260,8 +260,7 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         console: console that prints the text.
     """
     config = run.config()
-    progress, evaluations = run.records("progress"), run.records("evaluation")
-    last = progress[-1] if progress else {}
+    last, evaluations = last_progress(run), run.records("evaluation")
     if samples := last.get("samples"):
         made = f"{samples['epoch']} epochs, {number(last.get('env_steps', 0))} samples trained"
     elif config.run.offline:

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from murmur.runs.interrupts import stopped_by_signals
 from murmur.runs.live_view import LiveView
-from murmur.runs.scores import Metric, completion
+from murmur.runs.scores import Metric, completion, last_progress
 from murmur.shared.config.files import Overrides, changes_of, dotted, load
 from murmur.shared.config.text import plain_value
 from murmur.shared.process.errors import ConfigError
-from murmur.sweeps.capacity import Gpu, measure_capacity
+from murmur.sweeps.capacity import measure_capacity
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from murmur.sweeps.scheduler import Active, Scheduler
 from murmur.sweeps.spec import load_spec
@@ -71,7 +71,6 @@ def run_sweep(
     *,
     console: Console,
     parallel: int | None = None,
-    gpus: list[Gpu] | None = None,
 ) -> int:
     """Run what is left of a sweep, showing progress.
 
@@ -80,7 +79,6 @@ def run_sweep(
         console: console that shows the progress.
         parallel: number of runs at once, in place of the sweep's own; 0: as many as the machine
             holds.
-        gpus: GPUs that runs may use; None: those of this machine.
 
     Returns:
         the number of runs that failed.
@@ -92,7 +90,7 @@ def run_sweep(
     left = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
     configs = [load(str(sweep.config_file(run)), environ={}) for run in left or sweep.runs[:1]]
     metric = Metric.parse(configs[0].evaluation.best_metric)
-    capacity = measure_capacity(configs, sweep.parallel if parallel is None else parallel, gpus)
+    capacity = measure_capacity(configs, sweep.parallel if parallel is None else parallel)
     before = len(sweep.runs) - len(left)
     known = f", {before} of them complete before" if before else ""
     print_plain(console, f"sweep of {counted(len(sweep.runs), 'run')}{known}, in {sweep.path}")
@@ -106,8 +104,6 @@ def run_sweep(
         again = f"murmur sweep --resume {shlex.quote(str(sweep.path))}"
         print_plain(console, f"\nstopped; continue with:  {again}")
         raise
-    finally:
-        sweep.lock.release()
     return _print_end(sweep, metric, console)
 
 
@@ -124,23 +120,20 @@ def write_array(sweep: SweepFolder, parallel: int, sbatch: Sequence[str]) -> str
     """
     from murmur.slurm import array_script, write_script
 
-    try:
-        left = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
-        if not left:
-            raise ConfigError(f"all runs of '{sweep.path}' are complete")
-        configs = [load(str(sweep.config_file(run)), environ={}) for run in left]
-        script = array_script(
-            sweep.path.absolute(),
-            [run.name for run in left],
-            gpus=int(any(config.learner.device != "cpu" for config in configs)),
-            parallel=parallel or sweep.parallel,
-            sbatch=sbatch,
-        )
-        file = sweep.path / "array.sh"
-        file.unlink(missing_ok=True)  # of the same sweep
-        write_script(script, sweep.path, file)
-    finally:
-        sweep.lock.release()
+    left = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
+    if not left:
+        raise ConfigError(f"all runs of '{sweep.path}' are complete")
+    configs = [load(str(sweep.config_file(run)), environ={}) for run in left]
+    script = array_script(
+        sweep.path.absolute(),
+        [run.name for run in left],
+        gpus=int(any(config.learner.device != "cpu" for config in configs)),
+        parallel=parallel or sweep.parallel,
+        sbatch=sbatch,
+    )
+    file = sweep.path / "array.sh"
+    file.unlink(missing_ok=True)  # of the same sweep
+    write_script(script, sweep.path, file)
     return (
         f"written: {file}, {counted(len(left), 'task')}\nnext: read it, then  sbatch {file}, and "
         f"at the end  murmur compare {shlex.quote(str(sweep.path))}"
@@ -190,7 +183,7 @@ def _active_table(active: list[Active]) -> Table:
     """Return the runs at work, one in each row."""
     table = screen_table("run", "done", "env steps", "return", "time")
     for one in active:
-        progress = one.progress
+        progress = last_progress(one.folder)
         share = completion(one.config.run, progress) if progress else None
         done = "starting" if not progress else "" if share is None else f"{100 * share:.0f} %"
         table.add_row(

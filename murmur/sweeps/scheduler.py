@@ -10,14 +10,13 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import psutil
 
 from murmur.runs.child import Child, murmur_command
-from murmur.runs.run_folder import ProgressTail
-from murmur.runs.scores import Metric, read_curve
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.scores import Metric, last_progress, read_curve
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
@@ -38,17 +37,15 @@ class Active:
         run: entry of the run in the index.
         config: configuration of the run.
         child: process of `murmur train`.
-        tail: reader of its progress.
+        folder: folder of the run.
         gpu: GPU of the run; None: the CPU.
-        progress: last record of its progress.
     """
 
     run: SweepRun
     config: ExperimentConfig
     child: Child
-    tail: ProgressTail
+    folder: RunFolder
     gpu: Gpu | None = None
-    progress: dict[str, Any] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -144,7 +141,7 @@ class Scheduler:
         child = Child(run.name, lambda _: command, log, variables=variables)
         child.start()
         run.state, run.message = "running", ""
-        return Active(run, config, child, ProgressTail(folder.progress_file), gpu)
+        return Active(run, config, child, folder, gpu)
 
     def _free_gpu(self, config: ExperimentConfig) -> Gpu | None:
         """Return the GPU with the fewest runs; None for a run on the CPU."""
@@ -154,10 +151,8 @@ class Scheduler:
         return min(self._capacity.gpus, key=used.count)
 
     def _look_at(self, active: Active) -> None:
-        """Read a run's reports, and its end."""
-        running = active.child.running
-        self._read(active)
-        if running:
+        """Note the end of a run."""
+        if active.child.running:
             return
         self._active.remove(active)
         if failure := active.child.wait(0.0):
@@ -167,13 +162,6 @@ class Scheduler:
         self._note_scores(active)
         self._sweep.save()
 
-    @staticmethod
-    def _read(active: Active) -> None:
-        """Read the news of a run's progress."""
-        for record in active.tail:
-            if record.get("kind") == "progress":
-                active.progress = record
-
     def _fail(self, run: SweepRun, message: str) -> None:
         """Note that a run failed, and print why."""
         run.state, run.message = "failed", message
@@ -181,9 +169,9 @@ class Scheduler:
 
     def _note_scores(self, active: Active) -> None:
         """Write into the index what a run came to."""
-        run, last = active.run, active.progress
+        run, last = active.run, last_progress(active.folder)
         metric = Metric.parse(active.config.evaluation.best_metric)
-        curve = read_curve(self._sweep.folder_of(run), metric)
+        curve = read_curve(active.folder, metric)
         run.last, run.best = curve.last, curve.best
         run.env_steps = int(last.get("env_steps", run.env_steps))
         run.minutes = round(last.get("seconds", 60 * run.minutes) / 60, 3)
@@ -195,7 +183,6 @@ class Scheduler:
         deadline = time.monotonic() + _STOP_S
         for active in self._active:
             failure = active.child.wait(max(0.0, deadline - time.monotonic()))
-            self._read(active)
             active.run.state = "stopped" if failure else "complete"
             self._note_scores(active)
         self._active.clear()

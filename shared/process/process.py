@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -146,22 +146,30 @@ def drop_lost_terminal() -> None:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
+def handled(
+    numbers: Iterable[signal.Signals],
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> Iterator[None]:
+    """Handle signals during the block as `handler` says; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier or signal.SIG_DFL)
+
+
+def ended_by_signals() -> contextlib.AbstractContextManager[None]:
     """Let ENDING_SIGNALS end the process at once during the block, without their handlers.
 
     Python runs handlers between its own instructions, not while a C++ function waits. On a thread
     other than the main one nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     numbers = [n for n in ENDING_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler or signal.SIG_DFL)
+    return handled(numbers, signal.SIG_DFL)
 
 
 def die_with_parent(parent: int) -> None:

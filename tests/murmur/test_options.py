@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from murmur.cli.options import SHORT
-from murmur.runs.schema import json_schema
-from murmur.runs.settings import list_everything, with_options
+from murmur.runs.settings import json_schema, list_everything, with_options
 from murmur.shared.config.section import known_names, nearest
 from murmur.shared.process.errors import ConfigError
 from tests.murmur.test_cli import murmur

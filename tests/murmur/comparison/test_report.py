@@ -17,7 +17,7 @@ import pytest
 
 from murmur.cli.results import evaluate, report
 from murmur.comparison.analysis import learning_curve
-from murmur.comparison.charts import Series, line_chart
+from murmur.comparison.charts import Series, line_chart, styles
 from murmur.comparison.report import evaluate_all, evaluation_key, render_page, write_report
 from murmur.comparison.report_charts import (
     LEARNED,
@@ -25,14 +25,13 @@ from murmur.comparison.report_charts import (
     evaluation_charts,
     loss_charts,
     mission_charts,
-    policy_styles,
 )
 from murmur.env_service.environment import RandomPolicy, make_environment
 from murmur.env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs.evaluation import Recorder, carried_forward, caveat_of_best, to_record
 from murmur.runs.readings import DOWN, UP, best_names, direction
-from murmur.runs.render import draw_episode, write_movie
+from murmur.runs.render import draw_episode, recorded_movie, write_movie
 from murmur.runs.run_folder import ProgressTail, RunFolder
 from murmur.runs.scores import Curve, Metric, completion
 from murmur.runs.settings import changed
@@ -376,7 +375,7 @@ def test_directions_follow_the_configuration_and_teams() -> None:
 def test_a_policy_has_one_color_in_all_charts() -> None:
     names = [LEARNED, *(f"baseline-{i}" for i in range(9)), "random"]
     results = {name: evaluated([0.0, float(i)], 1) for i, name in enumerate(names)}
-    look = policy_styles(results)
+    look = styles(results, first=LEARNED)
     assert len({(style.color, style.dashes) for style in look.values()}) >= len(names)
     alone = {look[LEARNED].color, look["random"].color}
     assert len(alone) == 2
@@ -534,7 +533,10 @@ def test_pictures_become_a_movie(tmp_path: Path) -> None:
     assert len(imageio.mimread(tmp_path / "a.gif")) > 1
     write_movie(tmp_path / "a.mp4", frames[:2])
     assert (tmp_path / "a.mp4").stat().st_size > 1000
-    with pytest.raises(ConfigError, match=r"\.gif or \.mp4"):
-        write_movie(tmp_path / "a.avi", frames)
+    with (
+        pytest.raises(ConfigError, match=r"\.gif or \.mp4"),
+        recorded_movie(tmp_path / "a.avi", load("spread"), "random"),
+    ):
+        pytest.fail("an episode is played")
     with pytest.raises(ConfigError, match="has no pictures"):
         draw_episode("matrix", [], "random")

@@ -21,7 +21,8 @@ import pytest
 
 from murmur.doctor.causes import CAUSES
 from murmur.doctor.machine import ROOT
-from murmur.live_page import other_runs, view
+from murmur.live_page import curves as curves_module
+from murmur.live_page import view
 from murmur.live_page.ledger_states import STATES
 from murmur.live_page.server import LivePage, served
 from murmur.runs.child import child_environment
@@ -468,7 +469,7 @@ def test_secrets_are_not_in_the_configuration(tmp_path: Path) -> None:
 def test_another_run_is_read_beside_this_one(
     run: RunFolder, page: LivePage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_runs, "_LIST_S", 0.0)
+    monkeypatch.setattr(curves_module, "_LIST_S", 0.0)
     assert state(page)["others"] == []
     append(run, progress(1))
     second = write_run(run.path.parent / "second", [])

@@ -18,7 +18,8 @@ from imageio_ffmpeg import count_frames_and_secs
 from murmur.cli import main
 from murmur.env_service.adapters.frames import with_frames
 from murmur.env_service.environment import make_environment
-from murmur.runs.render import MOST_ROWS, FrameRecorder, write_movie
+from murmur.runs.evaluation import MOST_ROWS, Recorder
+from murmur.runs.render import write_movie
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -197,19 +198,18 @@ class Numbered:
 
 
 def test_long_episodes_are_thinned_to_a_bounded_number_of_frames() -> None:
-    environment, recorder, rows = Numbered(), FrameRecorder("numbered"), 1000
+    environment, recorder, rows = Numbered(), Recorder("numbered"), 1000
     for row in range(rows):
         kind = StepType.FIRST if row == 0 else StepType.LAST if row == rows - 1 else StepType.MID
         environment.row = row
         step = TimeStep(np.array([kind], np.uint8), np.zeros((1, 1)), np.ones(1), {}, {})
         recorder.take(environment, step)  # type: ignore[arg-type] # all that it uses
-    assert len(recorder.frames) <= 2 * MOST_ROWS + 1
+    assert len(recorder.snapshots) <= 2 * MOST_ROWS + 1
     every = 4
-    assert [int(f[0, 0, 0]) for f in recorder.frames[:-1]] == [
-        row % 256 for row in range(0, rows, every)
-    ]
-    assert int(recorder.frames[-1][0, 0, 0]) == (rows - 1) % 256
-    assert recorder.rate == 50 / every
+    frames = [int(row.state["rgb_array"][0, 0, 0]) for row in recorder.snapshots]
+    assert frames[:-1] == [row % 256 for row in range(0, rows, every)]
+    assert frames[-1] == (rows - 1) % 256
+    assert (recorder.every, recorder.frames_per_second) == (every, 50)
 
 
 def test_a_frame_comes_only_where_it_was_asked_for() -> None:
