@@ -53,7 +53,6 @@ class LivePage(GetServer):
 
     Attributes:
         port: the port it listens on.
-        moved: True if the port asked for was in use, and this is another one.
     """
 
     def __init__(self, run: RunFolder, port: int = PORT) -> None:
