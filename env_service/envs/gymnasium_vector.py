@@ -461,10 +461,4 @@ def _joined(before: Any, value: Any, own: NDArray[np.bool_]) -> Any:
     return array
 
 
-def make(config: Config, num_envs: int) -> GymnasiumVector:
-    """Make the environment with N copies.
-
-    Raises:
-        ConfigError: if the factory cannot be called or makes another kind of object.
-    """
-    return GymnasiumVector(config, num_envs)
+make = GymnasiumVector

@@ -387,9 +387,7 @@ def _turned(x: Floats, y: Floats, cos: Floats, minus_sin: Floats) -> tuple[Float
     return x * cos + y * minus_sin, x * minus_sin - y * cos
 
 
-def make(config: Config, num_envs: int) -> Formation:
-    """Make N copies of the environment."""
-    return Formation(config, num_envs)
+make = Formation
 
 
 class PursuitPolicy:
