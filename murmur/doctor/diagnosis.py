@@ -42,6 +42,7 @@ _MORE_AT_ONCE = (
     "comes less often"
 )
 _ENVS_OF_MESSAGE = 16  # a message of more costs hardly less for each
+_SLOW_UPDATES = ("shapes", "captures", "eager")  # waits on a GPU
 LEARNS_SLOWLY = ("learning", "small batches", "large network", "kernels")
 
 # How many times as fast a row is learned from with some settings; None: they do not fit.
@@ -221,12 +222,7 @@ def _causes(m: Measured, after: Snapshot, device: float, gpu: Sequence[GpuWait])
                 f"{100 * device:.0f} % by CUDA events",
             )
         )
-    if {w.name for w in waits} & {
-        "shapes",
-        "captures",
-        "eager",
-        "kernels",
-    }:  # why updates take long
+    if any(w.name in (*_SLOW_UPDATES, "kernels") for w in waits):  # why updates take long
         found = [f for f in found if f.name != "learning"]
     return sorted([*waits, *found], key=lambda finding: -finding.score)
 
@@ -244,11 +240,11 @@ def _remedies(
     if name in ("environments", "servers", "environments wait", "environments compute"):
         return _more_environments(seen, after, config, algorithm)
     if name == "network" and config is not None:
-        return _more_sessions(seen, m, config)
+        return [_more_sessions(seen, config)]
     if name == "messages" and config is not None:
-        return _larger_messages(seen, m, config)
+        return [_larger_messages(seen, m, config)]
     if name == "turns":
-        return _overlap(seen, m, after)
+        return [_overlap(seen, m, after)]
     if name in LEARNS_SLOWLY and config is not None:
         return _faster_learning(seen, m, config, algorithm, speedup)
     return []
@@ -314,7 +310,7 @@ def _without(
         made_to_wait_s: seconds in which sessions waited for learning.
     """
     saved, faster, learn_s = wait.lost_s, 1.0, m.learn * span
-    if wait.kind in ("shapes", "captures", "eager"):
+    if wait.kind in _SLOW_UPDATES:
         share = min(wait.lost_s / learn_s, 0.99)
         faster = 1 / (1 - share)
         if not m.sync:  # else they take turns: all of it is saved
@@ -495,39 +491,35 @@ def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"algorithm.{name}={value}" for name, value in options.items())
 
 
-def _overlap(seen: Diagnosis, m: Measured, now: Snapshot) -> list[Remedy]:
+def _overlap(seen: Diagnosis, m: Measured, now: Snapshot) -> Remedy:
     environments = max(environments_side_by_side(m), 1e-9)
-    return [
-        _remedy(
-            seen,
-            "acting and learning side by side",
-            ("learner.pipeline=async",),
-            _limit(seen, seen.rate / environments, machine=_of_processors(seen, now)),
-            "costs: rows are up to learner.max_policy_lag updates old, and a run is not repeated "
-            "bit for bit",
-        )
-    ]
+    return _remedy(
+        seen,
+        "acting and learning side by side",
+        ("learner.pipeline=async",),
+        _limit(seen, seen.rate / environments, machine=_of_processors(seen, now)),
+        "costs: rows are up to learner.max_policy_lag updates old, and a run is not repeated bit "
+        "for bit",
+    )
 
 
-def _more_sessions(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> list[Remedy]:
+def _more_sessions(seen: Diagnosis, config: ExperimentConfig) -> Remedy:
     """Return the remedy of twice the sessions: while one is on its way another one acts."""
     server = config.env_server
     sessions = 2 * server.sessions_per_worker
     each = max(server.envs_per_worker, sessions)
     envs = 2 * each if each == server.envs_per_worker else each
-    return [
-        _remedy(
-            seen,
-            f"{sessions} sessions of a worker instead of {server.sessions_per_worker}, of as many "
-            "environments each",
-            (f"env_server.sessions_per_worker={sessions}", f"env_server.envs_per_worker={envs}"),
-            _limit(seen, 2 * seen.rate),
-            f"costs: {_MORE_AT_ONCE}",
-        )
-    ]
+    return _remedy(
+        seen,
+        f"{sessions} sessions of a worker instead of {server.sessions_per_worker}, of as many "
+        "environments each",
+        (f"env_server.sessions_per_worker={sessions}", f"env_server.envs_per_worker={envs}"),
+        _limit(seen, 2 * seen.rate),
+        f"costs: {_MORE_AT_ONCE}",
+    )
 
 
-def _larger_messages(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> list[Remedy]:
+def _larger_messages(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> Remedy:
     """Return the remedy of messages of 16 environments, as far as their cost is per message."""
     server = config.env_server
     now = max(1, server.envs_per_worker // server.sessions_per_worker)
@@ -536,16 +528,14 @@ def _larger_messages(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> 
     same = m.workers.compute + m.workers.sleep if m.workers else 0.0
     rate = seen.rate / (same + (1 - same) / times)
     learning = _FULL / max(seen.seconds_per_row["learning"], 1e-12)
-    return [
-        _remedy(
-            seen,
-            f"{server.envs_per_worker * times} environments of a worker instead of "
-            f"{server.envs_per_worker}",
-            (f"env_server.envs_per_worker={server.envs_per_worker * times}",),
-            min((learning, "learning"), (rate, "environments")),
-            f"costs: {_MORE_AT_ONCE}",
-        )
-    ]
+    envs = server.envs_per_worker * times
+    return _remedy(
+        seen,
+        f"{envs} environments of a worker instead of {server.envs_per_worker}",
+        (f"env_server.envs_per_worker={envs}",),
+        min((learning, "learning"), (rate, "environments")),
+        f"costs: {_MORE_AT_ONCE}",
+    )
 
 
 def _of_processors(seen: Diagnosis, now: Snapshot) -> float | None:
