@@ -231,6 +231,11 @@ class Look:
         return ""
 
 
+def digests(arrays: Mapping[str, Array]) -> dict[str, bytes]:
+    """Return the digest of each array, by its name."""
+    return {k: blake2b(a.tobytes(), digest_size=8).digest() for k, a in arrays.items()}
+
+
 def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
     """Play some steps at random, for a comparison with another process.
 
@@ -239,11 +244,7 @@ def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
     """
     environment = make(len(_LOOK_SEEDS))
     rows = [
-        {
-            name: blake2b(array.tobytes(), digest_size=8).digest()
-            for name, array in arrays.items()
-            if not name.startswith("metric")
-        }
+        digests({name: a for name, a in arrays.items() if not name.startswith("metric")})
         for arrays in (_random_rows(environment, {}) if environment.seeded else ())
     ]
     environment.close()

@@ -28,6 +28,7 @@ from murmur.shared.config.named_plugin import find_object, named_plugin
 from murmur.shared.config.plugins import load_plugin, plugin_failures
 from murmur.shared.config.section import known_names, validate
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.codec import timestep_layout
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
@@ -352,16 +353,11 @@ def expected_arrays(
     spec: EnvSpec, num_envs: int
 ) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Return dtype and shape of each array of a time step, by its name in messages."""
-    n, a = num_envs, spec.num_agents
-    wanted: dict[str, tuple[str, tuple[int, ...]]] = {
-        "step_type": ("uint8", (n,)),
-        "reward": ("float32", (n, a)),
-        "discount": ("float32", (n,)),
-    }
-    for o in spec.observations:
-        wanted[f"observation '{o.name}'"] = (o.dtype, (n, *((a,) * o.per_agent), *o.shape))
-    wanted.update((f"metric '{m}'", ("float32", (n,))) for m in spec.metrics)
-    return {name: (np.dtype(dtype), shape) for name, (dtype, shape) in wanted.items()}
+    wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    for name, dtype, shape in timestep_layout(spec, num_envs).fields:
+        kind, slash, own = name.partition("/")
+        wanted[f"{kind} '{own}'" if slash else kind] = dtype.newbyteorder("="), shape
+    return wanted
 
 
 def blank_timestep(spec: EnvSpec, num_envs: int) -> TimeStep:

@@ -18,7 +18,7 @@ from murmur.kit.conformance.play import (
     encoded,
     welcome,
 )
-from murmur.kit.conformance.rows import RowRules, digests, legal_action
+from murmur.kit.conformance.rows import RowRules, legal_action, row_digests
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.codec import ObservationCodec
 from murmur.shared.wire.spec import MAX_ENVS, action_layout, first_difference, spec_from_proto
@@ -104,14 +104,14 @@ class EnvironmentPlayer:
         """Play episodes from their beginning, without faults."""
         await asyncio.sleep(self._limits.delay_s)  # Welcome keeps it waiting
         if session.unread:
-            self._checklist.broken("lockstep", "an Observation came before Welcome was sent")
+            self._checklist.note("lockstep", "an Observation came before Welcome was sent")
         play = await self._begin(session)
         limits, record = self._limits, self._record
         enough = time.monotonic() + limits.play_s
         ends = np.zeros(self._num_envs, np.int64)
         while len(record.rows) < limits.rows:
             timestep = await play.row()
-            record.rows.append(digests(timestep))
+            record.rows.append(row_digests(timestep))
             record.step_types.append(timestep.step_type.copy())
             ends += timestep.step_type >= _LAST
             record.actions.append(legal_action(self._spec, timestep, self._random))
@@ -119,7 +119,7 @@ class EnvironmentPlayer:
                 break
             if len(record.rows) == 10:
                 await asyncio.sleep(limits.delay_s)
-                self._checklist.kept("patient")
+                self._checklist.note("patient")
             elif len(record.rows) % 8 == 0:
                 await asyncio.sleep(0.02)  # time for a message that must not come
             await play.answer(record.actions[-1])
@@ -149,7 +149,7 @@ class EnvironmentPlayer:
         problem, compared = None, 0
         for step in range(len(record.rows) if key == "repeats" else _RESUMED_ROWS):
             timestep = await play.row()
-            found = digests(timestep)
+            found = row_digests(timestep)
             action = legal_action(self._spec, timestep, self._random)
             for i, target in enumerate(targets):
                 at = target + step
@@ -169,9 +169,9 @@ class EnvironmentPlayer:
             encoding = step % 3 if other_encodings else 0
             await play.answer(action, encoding)
         if other_encodings:
-            self._checklist.kept("encodings")
+            self._checklist.note("encodings")
         if compared:
-            self._checklist.hold(key, problem)
+            self._checklist.note(key, problem)
 
     async def _few_rows(self, session: Session) -> None:
         """Play three rows, so that episodes are under way."""

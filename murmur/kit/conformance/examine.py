@@ -119,7 +119,7 @@ class Examination:
         if session.problem:
             # Once a Hello has come, a server that was refused may be on its way out.
             if self._player is None or not session.silent:
-                self.checklist.broken("hello", session.problem)
+                self.checklist.note("hello", session.problem)
             return grpc.StatusCode.FAILED_PRECONDITION, session.problem
         assert session.hello is not None
         if session.hello.mode == pb.MODE_EVALUATE:
@@ -175,12 +175,12 @@ class Examination:
                 self._player = kind(hello, self.checklist, self._limits)
             problem = problem or self._player.check_hello(hello)
         except SpecError as error:
-            self.checklist.broken("hello", str(error))
+            self.checklist.note("hello", str(error))
             raise Unplayable from None
-        self.checklist.hold("hello", problem)
+        self.checklist.note("hello", problem)
         if self._secured:
             wrong = None if session.role == "environment" else f"its role is '{session.role}'"
-            self.checklist.hold("credentials", wrong)
+            self.checklist.note("credentials", wrong)
 
     # --- the acts
 
@@ -201,15 +201,15 @@ class Examination:
                 timeout_s = self._limits.frozen_s if frozen else self._limits.again_s
                 session = await self._next(timeout_s)
                 if session is None:
-                    self.checklist.broken(f"again {how}", self._nobody(timeout_s))
+                    self.checklist.note(f"again {how}", self._nobody(timeout_s))
                     return False
-                self.checklist.kept(f"again {how}")
+                self.checklist.note(f"again {how}")
             self._say(act.name)
             try:
                 await act.play(session)
-                self.checklist.kept("stays")
+                self.checklist.note("stays")
             except (Ended, Silent) as error:
-                self.checklist.broken(act.key, f"{act.name}: {error}")
+                self.checklist.note(act.key, f"{act.name}: {error}")
             await self._leave(session, consequence)
             how, session = consequence, None
         if only:
@@ -247,13 +247,13 @@ class Examination:
             if time.monotonic() > deadline or (self._subject is not None and self._subject.ended):
                 came = any(who == name for _, who in self._refused)
                 key = "again full" if came else f"again {how}"
-                self.checklist.broken(key, self._nobody(refusals * self._limits.again_s))
+                self.checklist.note(key, self._nobody(refusals * self._limits.again_s))
                 return False
-        self.checklist.kept(f"again {how}")
+        self.checklist.note(f"again {how}")
         times = [when for when, who in self._refused if who == name][:refusals]
         took = times[-1] - times[0]
         hurry = f"it connected {refusals} times within {took:.2f} s" if took < 0.5 else None
-        self.checklist.hold("again full", hurry)
+        self.checklist.note("again full", hurry)
         return True
 
     async def _drain(self) -> None:
@@ -262,13 +262,13 @@ class Examination:
         self._say("told to stop")
         session = await self._next(self._limits.again_s)
         if session is None:
-            self.checklist.broken("drain", self._nobody(self._limits.again_s))
+            self.checklist.note("drain", self._nobody(self._limits.again_s))
             return
         assert self._player is not None
         try:
             await self._player.until_ended(session, self._subject.terminate)
         except Silent as error:
-            self.checklist.broken("drain", f"{error} after SIGTERM")
+            self.checklist.note("drain", f"{error} after SIGTERM")
             return
         except Ended:
             in_order = await session.closed_in_order()
@@ -279,7 +279,7 @@ class Examination:
             problem = "it cancelled its stream instead of closing its side"
         elif code != 0:
             problem = "it does not end" if code is None else f"it ended with code {code}"
-        self.checklist.hold("drain", problem)
+        self.checklist.note("drain", problem)
 
     async def _refuse_for_good(self) -> None:
         """Refuse every session; none may connect a second time."""
@@ -290,7 +290,7 @@ class Examination:
         twice = next((n for n in names if names.count(n) > 1), None)
         problem = None if twice is None else f"'{twice}' reconnected after {REFUSALS[0].name}"
         if names:
-            self.checklist.hold("refused", problem)
+            self.checklist.note("refused", problem)
 
     def _refuse_everybody(self, code: grpc.StatusCode) -> None:
         self._expected = None
@@ -303,7 +303,7 @@ class Examination:
         self._refuse_everybody(code)
         with started(command) as self._subject:
             ended = await self._subject.code(self._limits.start_s)
-        self.checklist.hold("refused", _unless_two(ended, code.name))
+        self.checklist.note("refused", _unless_two(ended, code.name))
 
     async def _misled_process(
         self, command: Sequence[str], name: str, messages: Sequence[bytes]
@@ -314,12 +314,12 @@ class Examination:
         with started(command) as self._subject:
             session = await self._next(self._limits.start_s)
             if session is None:
-                self.checklist.broken("answers", f"{name}: {self._nobody(self._limits.start_s)}")
+                self.checklist.note("answers", f"{name}: {self._nobody(self._limits.start_s)}")
                 return
             for message in messages:
                 await session.write(message)
             ended = await self._subject.code(self._limits.again_s)
-        self.checklist.hold("answers", _unless_two(ended, name))
+        self.checklist.note("answers", _unless_two(ended, name))
 
 
 def _unless_two(code: int | None, what: str) -> str | None:

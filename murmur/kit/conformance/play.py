@@ -138,10 +138,10 @@ class Stream:
                 pass
         except WireError as error:
             words = f"{name}: {error}"
-            self.checklist.broken(key, words)
+            self.checklist.note(key, words)
             self.session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
             raise Unplayable from None
-        self.checklist.kept(key)
+        self.checklist.note(key)
         return received
 
 
@@ -173,7 +173,7 @@ class Play(Stream):
         name, read = f"message {self.sequence}", self._observations.receive
         sequence, timestep = await self.receive("size", name, read)
         wrong = f"message {self.sequence} of a stream has the number {sequence}"
-        self.checklist.hold("sequence", wrong if sequence != self.sequence else None)
+        self.checklist.note("sequence", wrong if sequence != self.sequence else None)
         self.sequence = sequence  # continue from there: once is enough to know
         if any((n.kind, n.subject) == LONGER for n in self.session.notices):
             self._rules.longer = True
@@ -183,7 +183,7 @@ class Play(Stream):
     async def answer(self, action: Array, encoding: int = 0) -> None:
         """Send an Action: 0 as murmur writes it, 1 without zero fields, 2 in another order."""
         early = f"message {self.sequence + 1} came before {self.sequence} was answered"
-        self.checklist.hold("lockstep", early if self.session.unread else None)
+        self.checklist.note("lockstep", early if self.session.unread else None)
         if encoding == 0:
             message = self._actions.pack(self.sequence, _VERSION, action)
         else:

@@ -1,11 +1,9 @@
 """Rules of the rows of one stream, for every environment."""
 
-import hashlib
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
+from murmur.env_service.checks import digests
 from murmur.env_service.environment import named_arrays, random_action
 from murmur.kit.conformance.checklist import Checklist
 from murmur.shared.wire.codec import RowCheck
@@ -56,7 +54,7 @@ class RowRules:
         self._ended = t.step_type >= _LAST
 
     def _hold(self, key: str, problem: str | None) -> None:
-        self.checklist.hold(key, problem and f"row {self._row}: {problem}")
+        self.checklist.note(key, problem and f"row {self._row}: {problem}")
 
     def _broken(self, t: TimeStep) -> str | None:
         for env, what in self._check.broken(t, self._ended).items():
@@ -96,18 +94,13 @@ def _name(step_type: np.uint8) -> str:
     return StepType(int(step_type)).name if step_type <= _ABORTED else str(step_type)
 
 
-def digests(t: TimeStep) -> list[dict[str, bytes]]:
+def row_digests(t: TimeStep) -> list[dict[str, bytes]]:
     """Return for each of N rows: label -> digest of the array; metrics on LAST rows only."""
     arrays = named_arrays(t).items()
     return [
-        digest({k: a[i] for k, a in arrays if kind == _LAST or not k.startswith("metric")})
+        digests({k: a[i] for k, a in arrays if kind == _LAST or not k.startswith("metric")})
         for i, kind in enumerate(t.step_type)
     ]
-
-
-def digest(arrays: Mapping[str, Array]) -> dict[str, bytes]:
-    """Return for each array: name -> digest."""
-    return {k: hashlib.blake2b(a.tobytes(), digest_size=8).digest() for k, a in arrays.items()}
 
 
 def legal_action(spec: EnvSpec, t: TimeStep, random: np.random.Generator) -> Array:
