@@ -5,9 +5,14 @@ others are refused because the learner is full, and reconnect, as the contract h
 """
 
 import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import grpc
 
@@ -16,8 +21,7 @@ from murmur.kit.conformance.environments import EnvironmentPlayer
 from murmur.kit.conformance.peer import Ended, Peer, Session, Silent, Status
 from murmur.kit.conformance.play import Limits, Unplayable
 from murmur.kit.conformance.samples import SamplePlayer
-from murmur.kit.conformance.subject import Subject, started
-from murmur.shared.process.errors import ConnectionLostError, SpecError
+from murmur.shared.process.errors import ConfigError, ConnectionLostError, SpecError
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import CredentialFolder
@@ -28,6 +32,8 @@ _STATUSES: dict[str, Status | None] = {
     "OK": None,
     "INTERNAL": (grpc.StatusCode.INTERNAL, "conformance: something went wrong"),
 }
+_LAST_WORDS = 400  # characters of a server's output that are shown
+_KILL_AFTER_S = 15.0
 # How the learner leaves after each act; the contract's keys "again ..." say what must follow.
 _CONSEQUENCES = (*_STATUSES, "cut", "frozen", "GOAWAY")
 _FULL: Status = (grpc.StatusCode.RESOURCE_EXHAUSTED, "conformance: one session at a time")
@@ -38,6 +44,62 @@ REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
+
+
+class Subject:
+    """The server under examination, where the kit itself starts it: a child process."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        """Take over a process that writes its output to `log`."""
+        self._process, self._log = process, log
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
+
+    def terminate(self) -> None:
+        """Send the process SIGTERM."""
+        self._process.terminate()
+
+    async def code(self, timeout_s: float) -> int | None:
+        """Return the process's exit code; None if it does not end in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return await asyncio.to_thread(self._process.wait, timeout_s)
+        return None
+
+    def last_message(self) -> str:
+        """Return the end of the process's output."""
+        return " ".join(self._log.read_text(errors="replace")[-_LAST_WORDS:].split())
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str]) -> Iterator[Subject]:
+    """Start a command; end it with the block, if not before, with all that it starts.
+
+    Raises:
+        ConfigError: if there is no such program.
+    """
+    with tempfile.NamedTemporaryFile(prefix="murmur-conformance-") as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot start '{command[0]}': {error.strerror}") from None
+        try:
+            yield Subject(process, Path(log.name))
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_AFTER_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 class Examination:
@@ -93,7 +155,7 @@ class Examination:
         """
         async with self._peer:
             ready(self._peer.port)
-            with started(command) if command else nullcontext() as self._subject:
+            with started(command) if command else contextlib.nullcontext() as self._subject:
                 try:
                     complete = await self._play_acts(acts)
                 except Unplayable:
