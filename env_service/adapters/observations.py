@@ -114,22 +114,20 @@ class ObservationLayout:
         own = {name: _without_mask(space) for name, space in agents.items()}
         self.masks_seen = [own[name] is not space for name, space in agents.items()]
         self._leaves = [list(_leaves(space, (), name, config)) for name, space in own.items()]
-        _require_arrays(config.arrays, [leaf for leaves in self._leaves for leaf in leaves])
+        every = [leaf for leaves in self._leaves for leaf in leaves]
+        _require_arrays(config.arrays, every)
         found = self._images(agents)
-        smaller = [leaf for leaves in self._leaves for leaf in leaves if leaf.reduced]
-        self.reduced = sorted(
-            {
-                f"{leaf.name} {list(leaf.shape)} travels as {_image_text(leaf.image)}"
-                for leaf in smaller
-            }
-        )
+        reduced = {
+            f"{leaf.name} {list(leaf.shape)} travels as {_image_text(leaf.image)}"
+            for leaf in every
+            if leaf.reduced
+        }
+        self.reduced = sorted(reduced)
         self.keys = [
             {ACTION_MASK, *(space.spaces if isinstance(space, spaces.Dict) else ())}
             for space in agents.values()
         ]
-        self.doubts = {
-            leaf.subject: leaf.doubt for leaves in self._leaves for leaf in leaves if leaf.doubt
-        }
+        self.doubts = {leaf.subject: leaf.doubt for leaf in every if leaf.doubt}
         width = max(sum(_size(leaf) for leaf in leaves) for leaves in self._leaves)
         vector = [ArraySpec(VECTOR, "float32", (width,))] if width else []
         pictures = [ArraySpec(name, dtype, shape) for name, (shape, dtype) in found.items()]
