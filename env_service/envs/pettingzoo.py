@@ -1,7 +1,6 @@
 """Any PettingZoo environment, parallel or AEC, by "package.module:factory"."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -435,15 +434,11 @@ def _spaces(environment: Any, factory: str, name: str, agents: list[Any]) -> dic
     Raises:
         ConfigError: if the environment has no method that returns them.
     """
-
-    def own(agent: Any) -> Any:
-        return getattr(environment, name)(agent)
-
     return {
         str(agent): read(
             factory,
             f"{name}({agent!r})",
-            partial(own, agent),
+            lambda agent=agent: getattr(environment, name)(agent),  # type: ignore[misc]
             f"give it a method {name}(self, agent) that returns one of gymnasium.spaces",
         )
         for agent in agents

@@ -226,8 +226,6 @@ class Formation(VectorEnvironment):
             self.goal[axis, index] = _whole(draws[4 * a + axis], _GOAL_START[axis])
             self.obstacle[axis, index] = _whole(draws[4 * a + 2 + axis], _OBSTACLE_START[axis])
         self._joined[:, index] = False
-        for count in (self._near_rows, self._joined_rows, self._all_rows):
-            count[index] = 0
         self._point()
 
     def _measure(self) -> None:

@@ -6,6 +6,7 @@ start.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import cast
 
 import numpy as np
@@ -318,24 +319,19 @@ def symmetries(config: Config) -> tuple[Symmetry, ...]:
     maps = (own, team) if config.critic_channels else (own,)
     moves = [tuple(move) for move in MOVES[config.num_actions].tolist()]
     found = []
-    for flip in (False, True):
-        for turns in range(4):
-            if (turns % 2 and not square) or (not flip and not turns):
-                continue
-            grid = grid_change(height, width, flip=flip, turns=turns)
-            cell = ArrayChange(
-                AGENT_CELL,
-                order=grid.order,
-                signs=tuple(map(float, grid.signs)),
-                offsets=tuple(map(float, grid.offsets)),
-            )
-            action = tuple(moves.index((*grid.direction(m[:2]), m[2])) for m in moves)
-            arrays = [*(ArrayChange(m, flip=flip, turns=turns) for m in maps), cell]
-            if config.expected_gain:  # new entry action[k] is old entry k
-                order = tuple(action.index(k) for k in range(len(action)))
-                arrays.append(ArrayChange(simulation.EXPECTED_GAIN, order=order))
-            name = f"{'flip, ' if flip else ''}{90 * turns} degrees"
-            found.append(Symmetry(name, tuple(arrays), action))
+    for flip, turns in product((False, True), range(4)):
+        if (turns % 2 and not square) or (not flip and not turns):
+            continue
+        grid = grid_change(height, width, flip=flip, turns=turns)
+        signs, offsets = tuple(map(float, grid.signs)), tuple(map(float, grid.offsets))
+        cell = ArrayChange(AGENT_CELL, order=grid.order, signs=signs, offsets=offsets)
+        action = tuple(moves.index((*grid.direction(m[:2]), m[2])) for m in moves)
+        arrays = [*(ArrayChange(m, flip=flip, turns=turns) for m in maps), cell]
+        if config.expected_gain:  # new entry action[k] is old entry k
+            order = tuple(action.index(k) for k in range(len(action)))
+            arrays.append(ArrayChange(simulation.EXPECTED_GAIN, order=order))
+        name = f"{'flip, ' if flip else ''}{90 * turns} degrees"
+        found.append(Symmetry(name, tuple(arrays), action))
     return tuple(found)
 
 
