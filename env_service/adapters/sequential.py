@@ -7,7 +7,7 @@ that name environment, agent, seed and step.
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.process.process import logger
 from murmur.shared.process.traces import error_message
+from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.spec import (
     ACTION_MASK,
@@ -324,10 +325,10 @@ class SequentialVectorEnv(VectorEnvironment):
             self._teams.add(self._own, self._step_type == StepType.FIRST, self._metrics)
         if self._config.metrics:
             self._report()
-        if not surely_finite([self._own, *self._floats]):
-            self._check_finite()
         if self._masks is not None:
             self._check_masks()
+        if not surely_finite([self._own, *self._floats]):
+            self._check_finite(restart)
         if self._sharing != "none":
             total = self._own.sum(axis=1, keepdims=True)
             self._reward[...] = total / len(self.agents) if self._sharing == "mean" else total
@@ -597,21 +598,12 @@ class SequentialVectorEnv(VectorEnvironment):
                 self._spoiled(i, f"leaves agent '{self.agents[j]}' no legal action")
             self._masks[i, j] = self._noop
 
-    def _check_finite(self) -> None:
-        """Find the agents and copies that returned NaN or infinity."""
-        arrays = {"as reward": self._own} | {
-            f"in observation '{name}'": array
-            for name, array in self._arrays.items()
-            if array.dtype.kind == "f"
-        }
-        state = self.spec.observation(STATE)
-        shared = state is not None and not state.per_agent
-        for label, array in arrays.items():
-            agents = 1 if shared and label.endswith(f"'{STATE}'") else len(self.agents)
-            bad = ~np.isfinite(array.reshape(self.num_envs, agents, -1)).all(axis=-1)
-            for i, j in np.argwhere(bad).tolist():
-                who = "" if agents == 1 else f" of agent '{self.agents[j]}'"
-                self._spoiled(i, f"returned NaN or infinity {label}{who}")
+    def _check_finite(self, restart: NDArray[np.bool_]) -> None:
+        """Find the copies that returned NaN or infinity, or numbers too large for the contract."""
+        rows = replace(self._timestep, reward=self._own)  # of each agent, before they are shared
+        check = RowCheck(self.spec, self.num_envs, received=False)
+        for i, what in check.broken(rows, restart).items():
+            self._spoiled(i, f"returned {what}")
 
     def _spoiled(self, i: int, what: str) -> None:
         """Mark copy i as failed because of its values, after all copies were stepped."""

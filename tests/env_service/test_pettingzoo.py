@@ -659,12 +659,12 @@ FAULTS: dict[str, tuple[type[Toy], dict[str, Any], str]] = {
     "nan": (
         Toy,
         {"see": sees(1, "b", lambda _: np.array([0, np.nan]))},
-        r"NaN or infinity in observation 'observation' of agent 'b'.*77.*step 1",
+        r"nan in observation 'observation' of agent 'b' at index \[1\].*77.*step 1",
     ),
     "nan reward": (
         Toy,
         {"step": puts(_REWARD, "c", np.nan)},
-        r"NaN or infinity as reward of agent 'c', in .*77.*step 1",
+        r"returned nan in reward of agent 'c', in .*77.*step 1",
     ),
     "shape": (
         Toy,
