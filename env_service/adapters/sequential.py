@@ -218,13 +218,12 @@ class SequentialVectorEnv(VectorEnvironment):
         self._arrays, self._metrics = self._timestep.observation, self._timestep.metrics
         self._step_type, self._discount = self._timestep.step_type, self._timestep.discount
         self._reward = self._timestep.reward
-        self._floats = [x for x in self._arrays.values() if x.dtype.kind == "f"]
         self._range = np.array(action_bounds(self.spec.action), np.float32)
         self._prepare, self._convert = interface.actions.prepare, interface.actions.convert
         self._make_views(interface)
 
         self._seeds = [0] * n
-        self._given: list[dict[str, Value] | None] = [None] * n  # options of each copy's reset
+        self._more: list[dict[str, Any]] = [{}] * n  # further arguments of each copy's reset
         self._ages = [0] * n
         self._outcome = [FIRST] * n
         self._infos: list[Any] = [None] * n
@@ -327,7 +326,7 @@ class SequentialVectorEnv(VectorEnvironment):
             self._report()
         if self._masks is not None:
             self._check_masks()
-        if not surely_finite([self._own, *self._floats]):
+        if not surely_finite([self._own, *self._arrays.values()]):
             self._check_finite(restart)
         if self._sharing != "none":
             total = self._own.sum(axis=1, keepdims=True)
@@ -372,7 +371,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     @override
     def set_options(self, index: int, options: Mapping[str, Value]) -> None:
-        self._given[index] = dict(options)
+        self._more[index] = {"options": dict(options)}
 
     @override
     def require_options(self, options: Mapping[str, Value]) -> None:
@@ -380,10 +379,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     def _reset(self, i: int, environment: Any, seed: int) -> Any:
         """Reset copy i, with the options of its next episode if there are some."""
-        given = self._given[i]
-        if given is None:
-            return environment.reset(seed=seed)
-        return environment.reset(seed=seed, options=given)
+        return environment.reset(seed=seed, **self._more[i])
 
     def _retire(self, i: int, environment: Any) -> None:
         """Close an object that is replaced; no episode is lost if that fails."""
