@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.env_service.checks import digests
+from murmur.env_service.checks import digests, episode_breaches
 from murmur.env_service.environment import LONGER, named_arrays, random_action
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.peer import Session
@@ -102,8 +102,10 @@ class RowRules:
         self._row += 1
         self._age = np.where(t.step_type == _FIRST, 0, self._age + 1)
         self._hold("rows", self._broken(t))
-        self._hold("length", self._length(t))
-        self._hold("discount", _discount(t))
+        limit = 0 if self.longer else self.spec.max_episode_steps
+        breaches = episode_breaches(t, self._age, limit)
+        self._hold("length", breaches.get("length"))
+        self._hold("discount", breaches.get("discount"))
         if (t.step_type == _ABORTED).any():
             self._hold("aborted", _aborted(t))
         self._ended = t.step_type >= _LAST
@@ -114,16 +116,6 @@ class RowRules:
     def _broken(self, t: TimeStep) -> str | None:
         for env, what in self._check.broken(t, self._ended).items():
             return f"environment {env} returned {what}"
-        return None
-
-    def _length(self, t: TimeStep) -> str | None:
-        limit = 0 if self.longer else self.spec.max_episode_steps
-        late = limit > 0 and (self._age >= limit) & (t.step_type < _LAST)
-        for i in np.flatnonzero(late).tolist():
-            return (
-                f"environment {i} continues after {self._age[i]} decisions, its spec says that "
-                f"{limit} is the longest"
-            )
         return None
 
 
@@ -339,13 +331,6 @@ class EnvironmentPlayer:
         return Play(rules, session, self._limits.patience_s)
 
 
-def _discount(t: TimeStep) -> str | None:
-    last = t.step_type == _LAST
-    for i in np.flatnonzero((t.discount != 1) & ~(last & (t.discount == 0))).tolist():
-        return f"environment {i} has discount {t.discount[i]:g} on {_name(t.step_type[i])}"
-    return None
-
-
 def _aborted(t: TimeStep) -> str | None:
     for i in np.flatnonzero(t.step_type == _ABORTED).tolist():
         for label, array in named_arrays(t).items():
@@ -355,10 +340,6 @@ def _aborted(t: TimeStep) -> str | None:
             if (array[i] != wanted).any():
                 return f"environment {i} is ABORTED, but its {label} is not {wanted}"
     return None
-
-
-def _name(step_type: np.uint8) -> str:
-    return StepType(int(step_type)).name if step_type <= _ABORTED else str(step_type)
 
 
 def row_digests(t: TimeStep) -> list[dict[str, bytes]]:
