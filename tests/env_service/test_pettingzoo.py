@@ -805,7 +805,9 @@ def test_an_episode_without_agents() -> None:
 def test_a_state_that_is_no_number() -> None:
     environment = variant("state", state=True)
     assert start(environment).observation[STATE].tolist() == [[0, 1, 2, 3, 4, 5]]
-    with pytest.raises(CopiesFailed, match=r"or infinity in observation 'state', in .* at step 1"):
+    with pytest.raises(
+        CopiesFailed, match=r"returned inf in observation 'state' at index .*, in .* at step 1"
+    ):
         advance(environment, [0, 0, 0])
 
 
