@@ -114,7 +114,7 @@ def _record(processes: Processes, enough: Callable[[dict[str, Any]], bool]) -> d
     tail = ProgressTail(processes.folder / "progress.jsonl", skip=True)
     while time.monotonic() < deadline:
         for record in tail:
-            if record["kind"] == "progress" and record["work"]["requests"] and enough(record):
+            if record.get("kind") == "progress" and record["work"]["requests"] and enough(record):
                 return record
         if processes.learner.status() == psutil.STATUS_ZOMBIE:
             raise RuntimeError(f"the learner ended while it was measured:\n{processes.log()}")
