@@ -159,18 +159,17 @@ def diagnose(
     steps = None if config is None else steps_per_row(config, after.agents)
     m = measure(before, after, steps)
     busy = {"acting": m.act, "learning": m.learn}
-    per_row = {"acting": m.act * span / rows, "learning": m.learn * span / rows}
+    if after.cache:  # a run on samples has no acting
+        del busy["acting"]
     device = (after.device_busy - before.device_busy) / span
     gpu = tuple(gpu_waits(before, after, m.learn * span, config))
     causes = tuple(_causes(m, after, device, gpu))
-    if after.cache:  # a run on samples has no acting
-        del busy["acting"], per_row["acting"]
     seen = Diagnosis(
         rows / span,
         device,
         causes,
         busy,
-        per_row,
+        {name: share * span / rows for name, share in busy.items()},
         after.agents,
         in_flight=after.in_flight,
         latency=() if after.cache else latency_lines(since(before.latency, after.latency)),
@@ -181,8 +180,7 @@ def diagnose(
     )
     # Remedies of the bottleneck, and cures of GPU waits that are worth it, the best last.
     remedies = _remedies(seen, m, after, config, algorithm, speedup)
-    made_to_wait = m.wait_learning * span
-    cures = [_without(seen, wait, span, m, made_to_wait) for wait in gpu]
+    cures = [_without(seen, wait, m) for wait in gpu]
     remedies += [cure for cure in cures if cure.rate > _WORTH * seen.rate]
     return replace(seen, remedies=tuple(sorted(remedies, key=lambda r: r.rate)))
 
@@ -204,7 +202,7 @@ def _causes(m: Measured, after: Snapshot, device: float, gpu: Sequence[GpuWait])
         found = [replace(f, name="servers") if f.name in of_servers else f for f in found]
         found = list({f.name: f for f in reversed(found)}.values())
     limit = "turns" if m.sync else side(m)
-    behind = _gpu_wait_behind(limit, m.learn, gpu, m.span)
+    behind = _gpu_wait_behind(limit, m, gpu)
     waits = [
         Finding(w.kind, 1.0 if w.kind == behind else min(0.9, w.lost_s / m.span), w.found)
         for w in gpu
@@ -269,9 +267,7 @@ def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -
     )
 
 
-def _gpu_wait_behind(
-    limit: str, learning: float, gpu: Sequence[GpuWait], span: float
-) -> str | None:
+def _gpu_wait_behind(limit: str, m: Measured, gpu: Sequence[GpuWait]) -> str | None:
     """Return the kind of GPU wait behind the side that sets the rate; None if it is none.
 
     Eager updates explain slow learning. Late acts look like slow environments, and like slow
@@ -279,14 +275,13 @@ def _gpu_wait_behind(
 
     Args:
         limit: side that sets the rate; "turns" in the sync pipeline.
-        learning: share of time that the learner works.
+        m: measurements of the window.
         gpu: the waits, the most seconds first.
-        span: length of the window [s].
     """
     for wait in gpu:
-        long = wait.lost_s > _LATE * span
+        long = wait.lost_s > _LATE * m.span
         if wait.kind == "acts":
-            full = limit == "learning" and learning > _NEARLY
+            full = limit == "learning" and m.learn > _NEARLY
             behind = limit != "turns" and long and not full
         elif wait.kind == "eager acts":
             behind = limit == "acting"
@@ -297,25 +292,21 @@ def _gpu_wait_behind(
     return None
 
 
-def _without(
-    seen: Diagnosis, wait: GpuWait, span: float, m: Measured, made_to_wait_s: float
-) -> Remedy:
+def _without(seen: Diagnosis, wait: GpuWait, m: Measured) -> Remedy:
     """Predict the rate without a wait: the time that sessions waited goes to the environments.
 
     Args:
         seen: diagnosis of the run as it is.
         wait: wait to remove.
-        span: length of the window [s].
         m: measurements of the window.
-        made_to_wait_s: seconds in which sessions waited for learning.
     """
-    saved, faster, learn_s = wait.lost_s, 1.0, m.learn * span
+    saved, faster = wait.lost_s / m.span, 1.0
     if wait.kind in _SLOW_UPDATES:
-        share = min(wait.lost_s / learn_s, 0.99)
+        share = min(saved / m.learn, 0.99)
         faster = 1 / (1 - share)
         if not m.sync:  # else they take turns: all of it is saved
-            saved = max(made_to_wait_s, learn_s - _NEARLY * span, 0.0) * share
-    gained = 1 / max(1 - saved / span, 1 / _MOST_TIMES)
+            saved = max(m.wait_learning, m.learn - _NEARLY, 0.0) * share
+    gained = 1 / max(1 - saved, 1 / _MOST_TIMES)
     limited = _limit(seen, seen.rate * gained, faster)
     return _remedy(seen, wait.remedy, wait.settings, limited, wait.cost, faster)
 
