@@ -158,11 +158,9 @@ class TerrainEnvironment(VectorEnvironment):
         if state.critic.shape[1]:
             observation[critic_name] = state.critic
         if self._budget_left:
-            budget = self.config.budget
-            left = np.maximum(budget - state.time, 0) / max(budget, 1)
-            agents = self.config.num_agents
-            repeated = np.repeat(left.astype(np.float32), agents)
-            observation[BUDGET_LEFT] = repeated.reshape(self.num_envs, agents, 1)
+            budget, agents = self.config.budget, self.config.num_agents
+            left = (np.maximum(budget - state.time, 0) / max(budget, 1)).astype(np.float32)
+            observation[BUDGET_LEFT] = np.repeat(left[:, None, None], agents, axis=1)
         if self.config.expected_gain:
             lens, every = self.mission.camera, simulation.OBSERVED_EVERY
             simulation.expected_gains(self.mission, state, state.mask, every, self._gains)
