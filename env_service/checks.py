@@ -245,7 +245,9 @@ def episode_breaches(t: TimeStep, ages: NDArray[np.int64], limit: int) -> dict[s
     found: dict[str, str] = {}
     last = t.step_type == StepType.LAST
     for i in np.flatnonzero((t.discount != 1) & ~(last & (t.discount == 0))).tolist():
-        kind = "LAST" if last[i] else "a row that is not LAST"
+        kind = (
+            "LAST, where 0 or 1 must be" if last[i] else "a row that is not LAST, where 1 must be"
+        )
         found.setdefault("discount", f"environment {i} has discount {t.discount[i]:g} on {kind}")
     for i in np.flatnonzero((limit > 0) & (ages >= limit) & (t.step_type < StepType.LAST)).tolist():
         found.setdefault(
