@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from murmur.env_service.adapters.casts import VECTOR, Path, Write, subject_of, write_box
 from murmur.env_service.adapters.factory import AdapterConfig
+from murmur.env_service.adapters.pixels import reduced_shape, reducing_writer
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, STATE, ArraySpec, shown_agents
 from murmur.shared.wire.timestep import Array
@@ -314,9 +315,10 @@ def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iter
                 "0 to 1 and set environment.images: all, or to none for a vector"
             )
         dtype, write = ("uint8", _write_bytes) if small else ("float32", write_box)
-        if small and (reduce := config.reduction.writer(shape, channels_last=last)):
-            image = config.reduction.shape(chw), dtype
-            yield _Leaf(path, reduce, shape, image, last, reduced=True, doubt=doubt)
+        wanted = reduced_shape(chw, config.resize, config.gray) if small else chw
+        if wanted != chw:
+            reduce = reducing_writer(shape, wanted, channels_last=last)
+            yield _Leaf(path, reduce, shape, (wanted, dtype), last, reduced=True, doubt=doubt)
             return
         yield _Leaf(path, write, shape, (chw, dtype), last, doubt=doubt)
     else:
