@@ -112,10 +112,8 @@ class TerrainEnvironment(VectorEnvironment):
         )
         self.flight_plan: FlightPlan | None = None
         self.draw_world = world(config, map_shape(config))
-        start_m = config.start_altitude_m
-        self._start_level = (
-            len(config.altitudes_m) - 1 if start_m is None else config.altitudes_m.index(start_m)
-        )
+        start_m = config.start_altitude_m or config.altitudes_m[-1]
+        self._start_level = config.altitudes_m.index(start_m)
         self._decisions = config.budget + 1
 
         agents = config.num_agents
