@@ -25,7 +25,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.plan.costs import Window
 from murmur.plan.forecast import Basis, Size, forecast, scaled
 from murmur.plan.model import Costs
-from murmur.plan.probe import machine_s, measure
+from murmur.plan.probe import measure
 from murmur.plan.setup import (
     calibrated,
     environment_spec,
@@ -37,6 +37,7 @@ from murmur.plan.stated import network
 from murmur.shared.config.cores import available_cores
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
+from murmur.shared.process.host_cpu import machine_busy_seconds
 
 DESCRIPTION = (
     "what murmur plan forecasts and what is measured: light and heavy updates and a replay, 1 to 4 "
@@ -125,9 +126,9 @@ def _two_learners(basis: Basis, seconds: float) -> dict[str, Any]:
     server = basis.config.env_server
     content = scaled(basis.config, size.batch).model_dump(mode="json", exclude={"security"})
     with Learners(content, [cores] * size.learners) as learners:
-        machine = machine_s()
+        machine = machine_busy_seconds()
         before, after = learners.window(seconds)
-        machine = machine_s() - machine
+        machine = machine_busy_seconds() - machine
     took = after.wall_s - before.wall_s
     used = after.learners_s + after.servers_s - before.learners_s - before.servers_s
     others = max(0.0, (machine - used) / took)

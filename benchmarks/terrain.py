@@ -1,7 +1,7 @@
 """Terrain: CPU cost of a step, memory of a worker, baselines against published behavior."""
 
 import time
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import psutil
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import VectorEnvironment
 from murmur.env_service.envs.terrain import BASELINES, Config, make
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
 from murmur.env_service.envs.terrain.sensor import map_shape
 from murmur.env_service.envs.terrain.world import world
 from murmur.shared.wire.spec import ACTION_MASK
@@ -65,7 +64,7 @@ def curves(
         metrics by name, [trials, budget + 2].
     """
     config = config or Config()
-    environment = cast(TerrainEnvironment, make(config, trials))
+    environment = make(config, trials)
     if reference_worlds:
         worlds = (reference_world(seed, map_shape(config)) for seed in range(1, trials + 1))
         environment.draw_world = lambda _: next(worlds)

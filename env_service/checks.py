@@ -231,6 +231,38 @@ class Look:
         return ""
 
 
+def episode_breaches(t: TimeStep, ages: NDArray[np.int64], limit: int) -> dict[str, str]:
+    """Find breaches of what a discount and the length of an episode must be.
+
+    Args:
+        t: N rows.
+        ages: [N] decisions since FIRST.
+        limit: longest episode, decisions; 0: none.
+
+    Returns:
+        "discount" and "length" -> the first breach.
+    """
+    found: dict[str, str] = {}
+    last = t.step_type == StepType.LAST
+    for i in np.flatnonzero((t.discount != 1) & ~(last & (t.discount == 0))).tolist():
+        kind = (
+            "LAST, where 0 or 1 must be" if last[i] else "a row that is not LAST, where 1 must be"
+        )
+        found.setdefault("discount", f"environment {i} has discount {t.discount[i]:g} on {kind}")
+    for i in np.flatnonzero((limit > 0) & (ages >= limit) & (t.step_type < StepType.LAST)).tolist():
+        found.setdefault(
+            "length",
+            f"environment {i} continues after {ages[i]} decisions, its spec says that {limit} is "
+            "the longest",
+        )
+    return found
+
+
+def digests(arrays: Mapping[str, Array]) -> dict[str, bytes]:
+    """Return the digest of each array, by its name."""
+    return {k: blake2b(a.tobytes(), digest_size=8).digest() for k, a in arrays.items()}
+
+
 def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
     """Play some steps at random, for a comparison with another process.
 
@@ -239,11 +271,7 @@ def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
     """
     environment = make(len(_LOOK_SEEDS))
     rows = [
-        {
-            name: blake2b(array.tobytes(), digest_size=8).digest()
-            for name, array in arrays.items()
-            if not name.startswith("metric")
-        }
+        digests({name: a for name, a in arrays.items() if not name.startswith("metric")})
         for arrays in (_random_rows(environment, {}) if environment.seeded else ())
     ]
     environment.close()
@@ -471,22 +499,12 @@ class _Check:
     ) -> None:
         """Check the values of one row; report each kind of breach once."""
         breaches = RowCheck(self.spec, len(ages), received=False).broken(timestep, restart)
-        for what in breaches.values():
-            kind = _NUMBER.sub("", what)
+        limit = 0 if self.longer else self.max_episode_steps
+        problems = [f"step returned {what}" for what in breaches.values()]
+        for problem in (*problems, *episode_breaches(timestep, ages, limit).values()):
+            kind = _NUMBER.sub("", problem)
             if kind not in self._breaches:
                 self._breaches.add(kind)
-                self._problem(f"step returned {what}", row)
-        last, discount = timestep.step_type == StepType.LAST, timestep.discount
-        limit = 0 if self.longer else self.max_episode_steps
-        for bad, problem in (
-            ((discount != 0) & (discount != 1), "discount is neither 0 nor 1"),
-            (~last & (discount != 1), "discount is not 1 on a row that is not LAST"),
-            (
-                (limit > 0) & (ages >= limit) & ~last,
-                f"the episode continues after max_episode_steps = {limit}",
-            ),
-        ):
-            if np.any(bad):
                 self._problem(problem, row)
 
     def _compare(

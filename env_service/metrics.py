@@ -19,143 +19,134 @@ from murmur.shared.process.ledger import cpu_wait_seconds
 
 
 class Metric(NamedTuple):
-    """One metric: its name, its meaning, and the remedy for unusual values."""
+    """One metric: its name, its meaning, the remedy for unusual values, and its labels."""
 
     name: str
-    type: str
-    labels: tuple[str, ...]
     meaning: str
-    remedy: str
+    remedy: str = ""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Return its kind, "counter" or "gauge"."""
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 METRICS: list[Metric] = [
     Metric(
         "murmur_env_info",
-        "gauge",
-        ("run", "environment", "mode"),
         "always 1: which run this server works for",
-        "",
+        labels=("run", "environment", "mode"),
     ),
     Metric(
         "murmur_env_steps_total",
-        "counter",
-        ("mode",),
         "rows sent to the learner; all agents of one environment act in one",
         "too few: see murmur_env_seconds_total for where the time goes",
+        ("mode",),
     ),
     Metric(
         "murmur_env_rows_unanswered_total",
-        "counter",
-        (),
         "rows sent whose answer never came, because the stream ended: at most those of one message "
         "each time; whether the learner has got them is for its rows_received to say",
         "rising: see murmur_env_reconnects_total",
     ),
     Metric(
         "murmur_env_episodes_total",
-        "counter",
-        ("mode",),
         "episodes that ended",
         "none: episodes are longer than expected, or the learner does not answer",
+        ("mode",),
     ),
     Metric(
         "murmur_env_episodes_dropped_total",
-        "counter",
-        ("reason",),
         "episodes that never ended because their environment raised, returned what its spec "
         "forbids (contents), took too long for a step (hung), took its worker with it (died), or "
         "let it grow too large (memory)",
         "rising: each is a line in the log that names the environment, the episode's seed and the "
         "step, with which it can be played again",
+        ("reason",),
     ),
     Metric(
         "murmur_env_messages_total",
-        "counter",
-        ("direction",),
         "messages sent and received",
         "many and small: raise envs_per_worker, a message costs the same whatever its size",
+        ("direction",),
     ),
     Metric(
         "murmur_env_bytes_total",
-        "counter",
-        ("direction",),
         "bytes of those messages",
         "near the network's limit: observe in uint8 or float16",
+        ("direction",),
     ),
     Metric(
         "murmur_env_seconds_total",
-        "counter",
-        ("state",),
         "seconds of all workers, each always in one state: step (environment), pack and unpack "
         "(messages), wait (gRPC and the learner's answer)",
         "mostly wait: the learner is the bottleneck, workers may be too many; mostly step: the "
         "environment is, add workers",
+        ("state",),
     ),
     Metric(
         "murmur_env_cpu_seconds_total",
-        "counter",
-        (),
         "CPU seconds of all workers; less step, pack and unpack it is the cost of gRPC",
         "high while mostly waiting: messages are many and small",
     ),
     Metric(
         "murmur_env_cpu_wait_seconds_total",
-        "counter",
-        (),
         "seconds that workers were ready to run and had no processor; Linux counts them",
         "grows: other programs, or too many workers, take the processors",
     ),
     Metric(
         "murmur_env_tree_cpu_seconds_total",
-        "counter",
-        (),
         "CPU seconds of the server, its workers and all processes that environments started",
         "beyond murmur_env_cpu_seconds_total: processes of the environments, such as simulators",
     ),
     Metric(
         "murmur_env_reconnects_total",
-        "counter",
-        (),
         "streams that broke or were refused, and attempts that found no learner",
         "rising: look for the reason in the worker's log and in the learner's",
     ),
     Metric(
         "murmur_env_sessions",
-        "gauge",
-        (),
         "sessions that the learner has welcomed",
         "below num_workers * sessions_per_worker: the learner is away or full (max_sessions)",
     ),
     Metric(
         "murmur_env_sessions_moved_total",
-        "counter",
-        ("reason",),
         "sessions that went to another of several learners: to even out their environments "
         "(balance), or because theirs was not there for move_after_s (lost) or had no room (full)",
         "lost or full rising: look at that learner; balance rising all the time: sessions differ "
         "much in size, or servers come and go",
+        ("reason",),
     ),
     Metric(
         "murmur_env_worker_restarts_total",
-        "counter",
-        (),
         "workers that died and were started again",
         "rising: the traceback is in the log; memory exhausted shows as signal 9",
     ),
 ]
 
 
+def _find(name: str) -> Metric:
+    return next(metric for metric in METRICS if metric.name == name)
+
+
 def counter(name: str, registry: CollectorRegistry) -> Counter:
     """Register a counter of the table."""
-    metric = next(m for m in METRICS if m.name == name)
+    metric = _find(name)
     return Counter(name, metric.meaning, metric.labels, registry=registry)
+
+
+def _gauge(name: str, registry: CollectorRegistry) -> Gauge:
+    """Register a gauge of the table; the server reports the sum over its running workers."""
+    metric = _find(name)
+    return Gauge(
+        name, metric.meaning, metric.labels, registry=registry, multiprocess_mode="livesum"
+    )
 
 
 def set_info(registry: CollectorRegistry, run: str, environment: str, mode: str) -> None:
     """Set `murmur_env_info` to this server's run. Called by the parent process."""
-    metric = next(m for m in METRICS if m.name == "murmur_env_info")
-    gauge = Gauge(metric.name, metric.meaning, metric.labels, registry=registry)
-    gauge.labels(run, environment, mode).set(1)
+    _gauge("murmur_env_info", registry).labels(run, environment, mode).set(1)
 
 
 class TreeCpu(Collector):
@@ -167,17 +158,9 @@ class TreeCpu(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the counter, which never falls: a process that is gone may leave no trace."""
-        metric = next(m for m in METRICS if m.name == "murmur_env_tree_cpu_seconds_total")
+        metric = _find("murmur_env_tree_cpu_seconds_total")
         self._most = max(self._most, tree_cpu_seconds(self._process))
         yield CounterMetricFamily(metric.name, metric.meaning, value=self._most)
-
-
-def _gauge(name: str, registry: CollectorRegistry) -> Gauge:
-    """Register a gauge of the table; the server reports the sum over its running workers."""
-    metric = next(m for m in METRICS if m.name == name)
-    return Gauge(
-        name, metric.meaning, metric.labels, registry=registry, multiprocess_mode="livesum"
-    )
 
 
 REASONS = ("raised", "contents", "hung", "died", "memory")  # of murmur_env_episodes_dropped_total
@@ -211,13 +194,11 @@ class WorkerMetrics:
         self._seconds = dict.fromkeys(self.STATES, 0.0)
         self._state, self._since = "wait", time.monotonic()
 
-        steps = counter("murmur_env_steps_total", registry).labels(mode)
-        episodes = counter("murmur_env_episodes_total", registry).labels(mode)
         messages = counter("murmur_env_messages_total", registry)
         volume = counter("murmur_env_bytes_total", registry)
-        self._steps = steps
+        self._steps = counter("murmur_env_steps_total", registry).labels(mode)
         self._counters = {
-            "episodes": episodes,
+            "episodes": counter("murmur_env_episodes_total", registry).labels(mode),
             "rows_unanswered": counter("murmur_env_rows_unanswered_total", registry),
             "messages_sent": messages.labels("sent"),
             "messages_received": messages.labels("received"),

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # imported in a training, which draws nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DRAWN = frozenset(p.parent.name for p in Path(__file__).parent.glob("envs/*/pictures.py"))
 AGENT_COLOURS = ("#e6550d", "#3182bd", "#c51b8a", "#31a354", "#756bb1", "#fdae6b", "#17becf")
@@ -31,6 +35,19 @@ class Snapshot:
 
     state: Mapping[str, NDArray[Any]]
     metrics: Mapping[str, float]
+
+
+def write_title(figure: "Figure", text: str, left: float, size: float = 13) -> None:
+    """Write a bold title that begins at `left`, a share of the width; `size` in points."""
+    figure.suptitle(text, x=left, ha="left", fontsize=size, fontweight="bold")
+
+
+def draw_disc(
+    axis: "Axes", place: tuple[float, float], colour: str, size: float, label: str | None
+) -> None:
+    """Draw an agent as a disc with a white edge, `size` points wide."""
+    (disc,) = axis.plot(*place, "o", color=colour, markersize=size, label=label)
+    disc.set(markeredgecolor="white", markeredgewidth=1.2, zorder=5, clip_on=False)
 
 
 def painters() -> dict[str, ModuleType]:

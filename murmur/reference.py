@@ -204,7 +204,8 @@ def _metrics() -> str:
         (m.name + "_total" * (m.kind == "counter"), m.kind, m.labels, m.meaning, m.remedy)
         for m in LEARNER_METRICS
     )
-    of_learner, of_server = table("murmur_learner_", learner), table("", ENV_METRICS)
+    server = ((m.name, m.kind, m.labels, m.meaning, m.remedy) for m in ENV_METRICS)
+    of_learner, of_server = table("murmur_learner_", learner), table("", server)
     return _page("Metrics", _METRICS, "## Learner", of_learner, "## Environment server", of_server)
 
 

@@ -59,6 +59,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def percent(share: float) -> str:
+    """Format a share as whole percent."""
+    return f"{100 * share:.0f} %"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as 1:02:03 or 4:05."""
     minutes, s = divmod(round(seconds), 60)

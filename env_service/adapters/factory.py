@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from murmur.env_service.adapters.pixels import Reduction, Resize
+from murmur.env_service.adapters.pixels import Resize
 from murmur.env_service.adapters.teams import RETURN, TEAMS, Teams
 from murmur.env_service.adapters.turns import TurnByTurn
 from murmur.shared.config import Section
@@ -79,11 +79,6 @@ class AdapterConfig(Section):
         "entities [E, D], their masks `<key>_mask` and `adjacency`; the rest is flattened",
     )
     gray: bool = Field(False, description="images of bytes travel in gray: a third of the bytes")
-
-    @property
-    def reduction(self) -> Reduction:
-        """Return the reduction of images."""
-        return Reduction(self.resize, self.gray)
 
     @field_validator("factory")
     @classmethod

@@ -154,12 +154,9 @@ def recognise(path: str, arguments: Mapping[str, Any]) -> str:
 def _needs_one_argument(factory: Factory) -> bool:
     """Return whether a factory can be called with one argument but not with none."""
     try:
-        signature = inspect.signature(factory)
-        signature.bind(1)
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
         return False
-    try:
-        signature.bind()
-    except TypeError:
-        return True
-    return False
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    kinds = [p.kind for p in parameters if p.default is p.empty and p.kind not in any_number]
+    return len(kinds) == 1 and kinds[0] is not inspect.Parameter.KEYWORD_ONLY

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from murmur.env_service.adapters.casts import VECTOR, Path, Write, subject_of, write_box
 from murmur.env_service.adapters.factory import AdapterConfig
+from murmur.env_service.adapters.pixels import reduced_shape, reducing_writer
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, STATE, ArraySpec, shown_agents
 from murmur.shared.wire.timestep import Array
@@ -114,22 +115,20 @@ class ObservationLayout:
         own = {name: _without_mask(space) for name, space in agents.items()}
         self.masks_seen = [own[name] is not space for name, space in agents.items()]
         self._leaves = [list(_leaves(space, (), name, config)) for name, space in own.items()]
-        _require_arrays(config.arrays, [leaf for leaves in self._leaves for leaf in leaves])
+        every = [leaf for leaves in self._leaves for leaf in leaves]
+        _require_arrays(config.arrays, every)
         found = self._images(agents)
-        smaller = [leaf for leaves in self._leaves for leaf in leaves if leaf.reduced]
-        self.reduced = sorted(
-            {
-                f"{leaf.name} {list(leaf.shape)} travels as {_image_text(leaf.image)}"
-                for leaf in smaller
-            }
-        )
+        reduced = {
+            f"{leaf.name} {list(leaf.shape)} travels as {_image_text(leaf.image)}"
+            for leaf in every
+            if leaf.reduced
+        }
+        self.reduced = sorted(reduced)
         self.keys = [
             {ACTION_MASK, *(space.spaces if isinstance(space, spaces.Dict) else ())}
             for space in agents.values()
         ]
-        self.doubts = {
-            leaf.subject: leaf.doubt for leaves in self._leaves for leaf in leaves if leaf.doubt
-        }
+        self.doubts = {leaf.subject: leaf.doubt for leaf in every if leaf.doubt}
         width = max(sum(_size(leaf) for leaf in leaves) for leaves in self._leaves)
         vector = [ArraySpec(VECTOR, "float32", (width,))] if width else []
         pictures = [ArraySpec(name, dtype, shape) for name, (shape, dtype) in found.items()]
@@ -316,9 +315,10 @@ def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iter
                 "0 to 1 and set environment.images: all, or to none for a vector"
             )
         dtype, write = ("uint8", _write_bytes) if small else ("float32", write_box)
-        if small and (reduce := config.reduction.writer(shape, channels_last=last)):
-            image = config.reduction.shape(chw), dtype
-            yield _Leaf(path, reduce, shape, image, last, reduced=True, doubt=doubt)
+        wanted = reduced_shape(chw, config.resize, config.gray) if small else chw
+        if wanted != chw:
+            reduce = reducing_writer(shape, wanted, channels_last=last)
+            yield _Leaf(path, reduce, shape, (wanted, dtype), last, reduced=True, doubt=doubt)
             return
         yield _Leaf(path, write, shape, (chw, dtype), last, doubt=doubt)
     else:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,90 +18,79 @@ _LARGE = 128 * 128  # pixels of an image that `auto` reduces
 _COLOURS = 3
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """The reduction of each image of bytes.
+def reduced_shape(chw: tuple[int, ...], resize: Resize, gray: bool) -> tuple[int, ...]:
+    """Return the shape [C, H, W] in which an image of bytes travels.
 
-    Attributes:
+    Args:
+        chw: shape of the image, [C, H, W].
         resize: size in pixels, of each side or as (height, width); "auto" or "none".
         gray: true for one channel in place of red, green and blue.
+
+    Raises:
+        ConfigError: if gray is set for an image that has neither one nor three channels.
     """
+    c, h, w = chw
+    if gray and c not in (1, _COLOURS):
+        raise ConfigError(
+            f"environment.gray: an image of {c} channels is not red, green and blue; set it to "
+            "false"
+        )
+    if resize == "auto":
+        size = (_USUAL, _USUAL) if h * w > _LARGE else (h, w)
+    elif isinstance(resize, int):
+        size = resize, resize
+    else:
+        size = (h, w) if resize == "none" else resize
+    return (1 if gray else c, *size)
 
-    resize: Resize = "none"
-    gray: bool = False
 
-    def shape(self, chw: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the result's shape [C, H, W] for an image [C, H, W].
+def reducing_writer(
+    shape: tuple[int, ...], wanted: tuple[int, ...], *, channels_last: bool
+) -> Callable[[Array, Any], None]:
+    """Return a function of (place, image) that writes an image of the environment to its place.
 
-        Raises:
-            ConfigError: if gray is set for an image that has neither one nor three channels.
-        """
-        c, h, w = chw
-        if self.gray and c not in (1, _COLOURS):
-            raise ConfigError(
-                f"environment.gray: an image of {c} channels is not red, green and blue; set it to "
-                "false"
-            )
-        if self.resize == "auto":
-            size = (_USUAL, _USUAL) if h * w > _LARGE else (h, w)
-        elif isinstance(self.resize, int):
-            size = self.resize, self.resize
-        else:
-            size = (h, w) if self.resize == "none" else self.resize
-        return (1 if self.gray else c, *size)
+    Args:
+        shape: shape in the environment: [H, W], [C, H, W] or [H, W, C].
+        wanted: shape of the place, [C, H, W].
+        channels_last: true if the channels are at the end.
 
-    def writer(
-        self, shape: tuple[int, ...], *, channels_last: bool
-    ) -> Callable[[Array, Any], None] | None:
-        """Return a function that writes an image of the environment to its place [C, H, W].
+    Raises:
+        ConfigError: if OpenCV is not installed.
+    """
+    chw = (1, *shape) if len(shape) == 2 else shape
+    chw = (chw[2], *chw[:2]) if channels_last else chw
+    try:
+        import cv2
+    except ImportError:
+        raise ConfigError(
+            f"images of {chw[1]} x {chw[2]} are to be made {wanted[1]} x {wanted[2]} "
+            f"(environment.resize): {missing_advice('cv2', 'images')}; or set "
+            "environment.resize: none, environment.gray: false"
+        ) from None
+    cv2.setNumThreads(1)  # a worker has one core
+    gray, resize = wanted[0] != chw[0], wanted[1:] != chw[1:]
+    height, width = wanted[1:]
+    # Linear interpolation by up to 2 looks at every pixel; then exact means of whole blocks:
+    # two to three times as fast as means of fractions of pixels, and within two levels of gray.
+    folds = math.ceil(chw[1] / height / 2), math.ceil(chw[2] / width / 2)
+    between = width * folds[1], height * folds[0]
 
-        Args:
-            shape: shape in the environment: [H, W], [C, H, W] or [H, W, C].
-            channels_last: true if the channels are at the end.
+    def write(place: Array, value: Any) -> None:
+        image = np.asarray(value)
+        if image.dtype != np.uint8:
+            raise ValueError(f"has dtype {image.dtype}, its space says uint8")
+        if image.shape != shape:
+            raise ValueError(f"has shape {image.shape}, its space says {shape}")
+        if image.ndim == 3 and not channels_last:
+            image = image.transpose(1, 2, 0)
+        if not image.flags.c_contiguous:
+            image = np.ascontiguousarray(image)
+        if gray:
+            image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+        if resize:
+            image = cv2.resize(image, between, interpolation=cv2.INTER_LINEAR)
+        if resize and max(folds) > 1:
+            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+        place[...] = image if image.ndim == 2 else image.transpose(2, 0, 1)
 
-        Returns:
-            function of (place, image); None if the image is not changed.
-
-        Raises:
-            ConfigError: if OpenCV is not installed.
-        """
-        chw = (1, *shape) if len(shape) == 2 else shape
-        chw = (chw[2], *chw[:2]) if channels_last else chw
-        wanted = self.shape(chw)
-        if wanted == chw:
-            return None
-        try:
-            import cv2
-        except ImportError:
-            raise ConfigError(
-                f"images of {chw[1]} x {chw[2]} are to be made {wanted[1]} x {wanted[2]} "
-                f"(environment.resize): {missing_advice('cv2', 'images')}; or set "
-                "environment.resize: none, environment.gray: false"
-            ) from None
-        cv2.setNumThreads(1)  # a worker has one core
-        gray, resize = wanted[0] != chw[0], wanted[1:] != chw[1:]
-        height, width = wanted[1:]
-        # Linear interpolation by up to 2 looks at every pixel; then exact means of whole blocks:
-        # two to three times as fast as means of fractions of pixels, and within two levels of gray.
-        folds = math.ceil(chw[1] / height / 2), math.ceil(chw[2] / width / 2)
-        between = width * folds[1], height * folds[0]
-
-        def write(place: Array, value: Any) -> None:
-            image = np.asarray(value)
-            if image.dtype != np.uint8:
-                raise ValueError(f"has dtype {image.dtype}, its space says uint8")
-            if image.shape != shape:
-                raise ValueError(f"has shape {image.shape}, its space says {shape}")
-            if image.ndim == 3 and not channels_last:
-                image = image.transpose(1, 2, 0)
-            if not image.flags.c_contiguous:
-                image = np.ascontiguousarray(image)
-            if gray:
-                image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
-            if resize:
-                image = cv2.resize(image, between, interpolation=cv2.INTER_LINEAR)
-            if resize and max(folds) > 1:
-                image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-            place[...] = image if image.ndim == 2 else image.transpose(2, 0, 1)
-
-        return write
+    return write

@@ -7,7 +7,7 @@ that name environment, agent, seed and step.
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.process.process import logger
 from murmur.shared.process.traces import error_message
+from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.spec import (
     ACTION_MASK,
@@ -217,13 +218,12 @@ class SequentialVectorEnv(VectorEnvironment):
         self._arrays, self._metrics = self._timestep.observation, self._timestep.metrics
         self._step_type, self._discount = self._timestep.step_type, self._timestep.discount
         self._reward = self._timestep.reward
-        self._floats = [x for x in self._arrays.values() if x.dtype.kind == "f"]
         self._range = np.array(action_bounds(self.spec.action), np.float32)
         self._prepare, self._convert = interface.actions.prepare, interface.actions.convert
         self._make_views(interface)
 
         self._seeds = [0] * n
-        self._given: list[dict[str, Value] | None] = [None] * n  # options of each copy's reset
+        self._more: list[dict[str, Any]] = [{}] * n  # further arguments of each copy's reset
         self._ages = [0] * n
         self._outcome = [FIRST] * n
         self._infos: list[Any] = [None] * n
@@ -324,10 +324,10 @@ class SequentialVectorEnv(VectorEnvironment):
             self._teams.add(self._own, self._step_type == StepType.FIRST, self._metrics)
         if self._config.metrics:
             self._report()
-        if not surely_finite([self._own, *self._floats]):
-            self._check_finite()
         if self._masks is not None:
             self._check_masks()
+        if not surely_finite([self._own, *self._arrays.values()]):
+            self._check_finite(restart)
         if self._sharing != "none":
             total = self._own.sum(axis=1, keepdims=True)
             self._reward[...] = total / len(self.agents) if self._sharing == "mean" else total
@@ -371,7 +371,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     @override
     def set_options(self, index: int, options: Mapping[str, Value]) -> None:
-        self._given[index] = dict(options)
+        self._more[index] = {"options": dict(options)}
 
     @override
     def require_options(self, options: Mapping[str, Value]) -> None:
@@ -379,10 +379,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     def _reset(self, i: int, environment: Any, seed: int) -> Any:
         """Reset copy i, with the options of its next episode if there are some."""
-        given = self._given[i]
-        if given is None:
-            return environment.reset(seed=seed)
-        return environment.reset(seed=seed, options=given)
+        return environment.reset(seed=seed, **self._more[i])
 
     def _retire(self, i: int, environment: Any) -> None:
         """Close an object that is replaced; no episode is lost if that fails."""
@@ -597,21 +594,12 @@ class SequentialVectorEnv(VectorEnvironment):
                 self._spoiled(i, f"leaves agent '{self.agents[j]}' no legal action")
             self._masks[i, j] = self._noop
 
-    def _check_finite(self) -> None:
-        """Find the agents and copies that returned NaN or infinity."""
-        arrays = {"as reward": self._own} | {
-            f"in observation '{name}'": array
-            for name, array in self._arrays.items()
-            if array.dtype.kind == "f"
-        }
-        state = self.spec.observation(STATE)
-        shared = state is not None and not state.per_agent
-        for label, array in arrays.items():
-            agents = 1 if shared and label.endswith(f"'{STATE}'") else len(self.agents)
-            bad = ~np.isfinite(array.reshape(self.num_envs, agents, -1)).all(axis=-1)
-            for i, j in np.argwhere(bad).tolist():
-                who = "" if agents == 1 else f" of agent '{self.agents[j]}'"
-                self._spoiled(i, f"returned NaN or infinity {label}{who}")
+    def _check_finite(self, restart: NDArray[np.bool_]) -> None:
+        """Find the copies that returned NaN or infinity, or numbers too large for the contract."""
+        rows = replace(self._timestep, reward=self._own)  # of each agent, before they are shared
+        check = RowCheck(self.spec, self.num_envs, received=False)
+        for i, what in check.broken(rows, restart).items():
+            self._spoiled(i, f"returned {what}")
 
     def _spoiled(self, i: int, what: str) -> None:
         """Mark copy i as failed because of its values, after all copies were stepped."""

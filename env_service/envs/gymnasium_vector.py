@@ -11,7 +11,7 @@ copies by one call. How it begins episodes (its metadata's `autoreset_mode`) dec
 SameStep is refused: it hides an episode's last observation among the infos.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,6 @@ from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.wire.spec import (
     ACTION_MASK,
-    Discrete,
     action_bounds,
     action_factors,
     factor_starts,
@@ -158,7 +157,7 @@ class GymnasiumVector(VectorEnvironment):
         self._masks_told, self._masks_seen = interface.masks_told, layout.masks_seen[0]
         self._parts = layout.parts_of_all(self._timestep.observation, 0)
         self._masks = self._timestep.observation.get(ACTION_MASK)
-        self._to_env = self._conversion(acting)
+        self._to_env = self._actions.batched(num_envs)
         self._range = np.array(action_bounds(self.spec.action), np.float32)
         classes = {f"{c.__module__}.{c.__qualname__}" for c in type(environment.unwrapped).__mro__}
         self._own_seeds = bool(classes & _OWN_SEEDS)
@@ -191,15 +190,6 @@ class GymnasiumVector(VectorEnvironment):
             f"'{factory}' has metadata['autoreset_mode'] {said!r}, so murmur cannot tell when its "
             f"episodes begin; set it to {_DISABLED} or {_NEXT_STEP}; {fix}"
         )
-
-    def _conversion(self, space: Any) -> Callable[[Array], Any]:
-        """Return the function from actions of the contract to a batch of the environment's."""
-        actions = self._actions
-        if isinstance(actions.spec, Discrete) and space.dtype is not None:
-            chosen = [actions.convert[0](k) for k in range(actions.spec.num_actions)]
-            table = np.array(chosen, space.dtype)  # [K, ...]
-            return lambda action: table[action[:, 0]]
-        return actions.batched(self.num_envs)
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
@@ -461,10 +451,4 @@ def _joined(before: Any, value: Any, own: NDArray[np.bool_]) -> Any:
     return array
 
 
-def make(config: Config, num_envs: int) -> GymnasiumVector:
-    """Make the environment with N copies.
-
-    Raises:
-        ConfigError: if the factory cannot be called or makes another kind of object.
-    """
-    return GymnasiumVector(config, num_envs)
+make = GymnasiumVector

@@ -76,6 +76,4 @@ class MatrixGame(VectorEnvironment):
         )
 
 
-def make(config: Config, num_envs: int) -> MatrixGame:
-    """Make N copies of the environment."""
-    return MatrixGame(config, num_envs)
+make = MatrixGame

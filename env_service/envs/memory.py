@@ -91,9 +91,7 @@ class RecallPolicy:
         return self._cue
 
 
-def make(config: Config, num_envs: int) -> Memory:
-    """Make N copies of the environment."""
-    return Memory(config, num_envs)
+make = Memory
 
 
 BASELINES: Mapping[str, BaselineFactory] = {"random": RandomPolicy, "recall": RecallPolicy}

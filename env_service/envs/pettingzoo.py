@@ -1,7 +1,6 @@
 """Any PettingZoo environment, parallel or AEC, by "package.module:factory"."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -258,21 +257,16 @@ class PettingZoo(SequentialVectorEnv):
     def _set_alive(self, i: int, alive: Agents) -> None:
         """Set the alive agents, and blank all others."""
         self._alive_agents[i], self._names[i] = alive, {agent for _, agent in alive}
-        whole = len(alive) == len(self._all)
-        if not whole and AGENT_MASK not in self._arrays:
-            rows = {a for a, _ in alive}
-            gone = [name for a, name in enumerate(self.agents) if a not in rows]
+        gone = [a for a, agent in self._all if agent not in self._names[i]]
+        if gone and AGENT_MASK not in self._arrays:
+            name = self.agents[gone[0]]
             raise self._fault(
-                i, f"continues without agent '{gone[0]}'; set environment.agents_can_die: true"
+                i, f"continues without agent '{name}'; set environment.agents_can_die: true"
             )
         self._alive[i] = 1
-        if whole:
-            return
-        rows = {a for a, _ in alive}
-        for a in range(len(self._all)):
-            if a not in rows:
-                self._alive[i, a] = 0
-                self._blank(i, a)
+        for a in gone:
+            self._alive[i, a] = 0
+            self._blank(i, a)
 
     def _change(
         self, i: int, before: Agents, now: Agents, observations: ByAgent, infos: ByAgent
@@ -440,15 +434,11 @@ def _spaces(environment: Any, factory: str, name: str, agents: list[Any]) -> dic
     Raises:
         ConfigError: if the environment has no method that returns them.
     """
-
-    def own(agent: Any) -> Any:
-        return getattr(environment, name)(agent)
-
     return {
         str(agent): read(
             factory,
             f"{name}({agent!r})",
-            partial(own, agent),
+            lambda agent=agent: getattr(environment, name)(agent),  # type: ignore[misc]
             f"give it a method {name}(self, agent) that returns one of gymnasium.spaces",
         )
         for agent in agents

@@ -272,6 +272,4 @@ def _make(config: Config, num_envs: int) -> Any:
         ) from error
 
 
-def make(config: Config, num_envs: int) -> Vmas:
-    """Make N copies of the scenario."""
-    return Vmas(config, num_envs)
+make = Vmas

@@ -71,21 +71,13 @@ class Config(Section):
     )
     split_seed: int = Field(0, ge=0, description="without the lists: another seed, another split")
 
-    @field_validator("classes")
+    @field_validator("classes", "values")
     @classmethod
-    def _are_distinct(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"class '{name}' is there twice")
-        return names
-
-    @field_validator("values")
-    @classmethod
-    def _name_one_class_each(cls, values: tuple[int, ...]) -> tuple[int, ...]:
-        for value in values:
-            if values.count(value) > 1:
-                raise ValueError(f"{value} stands for two classes")
-        return values
+    def _name_one_class_each(cls, given: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        for one in given:
+            if given.count(one) > 1:
+                raise ValueError(f"{one!r} stands for two classes")
+        return given
 
 
 class Folder:

@@ -7,9 +7,10 @@ they take turns, and a side that becomes twice as fast saves half of its share.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from murmur.doctor.measured import Measured, Workers
-from murmur.text import number
+from murmur.text import number, percent
 
 _NEARLY = 0.85  # busier than this, a thread sets the rate
 _SHOWN = 0.05  # score of a cause that is worth a line beside the first two
@@ -66,20 +67,13 @@ def _weight(m: Measured, name: str) -> float:
     return min(1.0, (_NEARLY - 0.01) / max(share, 1e-9))
 
 
-def _environments_wait(m: Measured) -> tuple[float, str]:
+def _in_steps(part: Callable[[Workers], float], how: str, m: Measured) -> tuple[float, str]:
+    """Return the score of a part of the workers' time; `how` says what it is spent on."""
     if (w := m.workers) is None:
         return 0.0, ""
-    return _weight(m, "environments") * w.sleep, (
-        f"{_percent(w.sleep)} of the time of {_workers(w)} is in steps that use no processor "
-        f"(state step {number(w.step_s)} s, CPU {number(w.cpu_s)} s)"
-    )
-
-
-def _environments_compute(m: Measured) -> tuple[float, str]:
-    if (w := m.workers) is None:
-        return 0.0, ""
-    return _weight(m, "environments") * w.compute, (
-        f"{_percent(w.compute)} of the time of {_workers(w)} is computed in steps "
+    workers = "the worker" if round(w.number) <= 1 else f"{round(w.number)} workers"
+    return _weight(m, "environments") * part(w), (
+        f"{percent(part(w))} of the time of {workers} is {how} "
         f"(state step {number(w.step_s)} s, CPU {number(w.cpu_s)} s)"
     )
 
@@ -116,7 +110,7 @@ def _network(m: Measured) -> tuple[float, str]:
     share = _away(m, w) - _on_calls(m, w)
     each = w.number * share / max(w.messages_per_s, 1e-9)
     return _weight(m, "environments") * share, (
-        f"both sides wait for each other {_percent(share)} of the time: a message of "
+        f"both sides wait for each other {percent(share)} of the time: a message of "
         f"{number(w.rows_per_message)} environments and its answer are on their way for about "
         f"{number(1e3 * each)} ms"
     )
@@ -139,8 +133,8 @@ def _messages(m: Measured) -> tuple[float, str]:
     score = _tiny(w) * max(acting, of_worker * _weight(m, "environments"))
     return score, (
         f"{number(w.messages_per_s)} messages a second of {number(w.rows_per_message)} "
-        f"environments each; a worker spends {_percent(w.grpc)} of its time on them and waits "
-        f"{_percent(w.answer)} for their answers; acting is busy {_percent(m.act)}"
+        f"environments each; a worker spends {percent(w.grpc)} of its time on them and waits "
+        f"{percent(w.answer)} for their answers; acting is busy {percent(m.act)}"
     )
 
 
@@ -148,12 +142,12 @@ def _acting(m: Measured) -> tuple[float, str]:
     calls = 1.0 if m.act_computes is None else 1 - m.act_computes
     tiny = _tiny(m.workers) if m.workers else 0.0
     share = _acts(m) * calls * (1 - tiny)
-    return _weight(m, "acting") * share, f"the inference thread works {_percent(m.act)} of the time"
+    return _weight(m, "acting") * share, f"the inference thread works {percent(m.act)} of the time"
 
 
 def _acts(m: Measured) -> float:
     """Return the share of the time in which the inference thread acts for training."""
-    return max(0.0, m.act - m.act_lack - _evaluates(m))
+    return max(0.0, m.act - m.act_lack - min(m.evaluate, m.act))
 
 
 def _learns(m: Measured) -> float:
@@ -166,8 +160,8 @@ def _large_network(m: Measured) -> tuple[float, str]:
     acting = _acts(m) * (m.act_computes or 0.0)
     score = max(learning * _weight(m, "learning"), acting * _weight(m, "acting"))
     return score, (
-        f"arithmetic, which grows with network and rows, takes {_percent(learning)} of the time in "
-        f"updates and {_percent(acting)} in acting"
+        f"arithmetic, which grows with network and rows, takes {percent(learning)} of the time in "
+        f"updates and {percent(acting)} in acting"
     )
 
 
@@ -177,7 +171,7 @@ def _small_batches(m: Measured) -> tuple[float, str]:
     share = _learns(m) * (1 - m.learn_computes)
     each = f"; an update takes {number(1e3 * m.learn * m.span / m.updates)} ms" if m.updates else ""
     return _weight(m, "learning") * share, (
-        f"calls, which cost the same for any number of rows, take {_percent(share)} of the time in "
+        f"calls, which cost the same for any number of rows, take {percent(share)} of the time in "
         f"updates{each}"
     )
 
@@ -186,7 +180,7 @@ def _learning(m: Measured) -> tuple[float, str]:
     share = _learns(m) * (m.learn_computes is None)
     if not m.sync and side(m) == "learning" and m.learn_computes is None:
         share = max(share, m.wait_learning)
-    return _weight(m, "learning") * share, f"updates take {_percent(m.learn)} of the time"
+    return _weight(m, "learning") * share, f"updates take {percent(m.learn)} of the time"
 
 
 def environments_side_by_side(m: Measured) -> float:
@@ -204,9 +198,9 @@ def _turns(m: Measured) -> tuple[float, str]:
         return 0.0, ""
     environments = environments_side_by_side(m)
     parts = {"acting": m.act, "learning": m.learn, "environments": environments}
-    taken = ", ".join(f"{name} {_percent(share)}" for name, share in parts.items())
+    taken = ", ".join(f"{name} {percent(share)}" for name, share in parts.items())
     idle = m.wait_environments - environments
-    slowest = f", waiting for the slowest worker {_percent(idle)}" if idle > _SHOWN else ""
+    slowest = f", waiting for the slowest worker {percent(idle)}" if idle > _SHOWN else ""
     return 1 - max(parts.values()), f"in turns: {taken}{slowest} of the time"
 
 
@@ -216,7 +210,7 @@ def _others(m: Measured) -> tuple[float, str]:
     score = _lack(m) * m.machine.by_others
     return score, (
         f"others use {m.machine.others:.1f} of {m.machine.cores:g} cores, this run "
-        f"{m.machine.own:.1f}; it is kept from running {_percent(_lack(m))} of the time"
+        f"{m.machine.own:.1f}; it is kept from running {percent(_lack(m))} of the time"
     )
 
 
@@ -226,7 +220,7 @@ def _processors(m: Measured) -> tuple[float, str]:
     score = _lack(m) * (1 - m.machine.by_others) * m.machine.full
     return score, (
         f"this run uses {m.machine.own:.1f} of {m.machine.cores:g} cores, others "
-        f"{m.machine.others:.1f}; it is kept from running {_percent(_lack(m))} of the time"
+        f"{m.machine.others:.1f}; it is kept from running {percent(_lack(m))} of the time"
     )
 
 
@@ -235,7 +229,7 @@ def _of_machine(m: Measured) -> tuple[float, str]:
     if m.sync or side(m) != "environments" or (m.machine_busy or 0.0) <= 0.95:
         return 0.0, ""
     return 0.4, (
-        f"programs use {_percent(m.machine_busy or 0.0)} of the processors; how much of it is this "
+        f"programs use {percent(m.machine_busy or 0.0)} of the processors; how much of it is this "
         "run's, its servers' ledgers would say"
     )
 
@@ -248,10 +242,6 @@ def _lack(m: Measured) -> float:
     return min(1.0, sum(lacks) if m.sync else max(lacks))
 
 
-def _evaluates(m: Measured) -> float:
-    return min(m.evaluate, m.act)
-
-
 def _evaluation(m: Measured) -> tuple[float, str]:
     thread = m.evaluate * _weight(m, "acting")
     cores = 0.0
@@ -259,18 +249,18 @@ def _evaluation(m: Measured) -> tuple[float, str]:
         cores = (m.machine.evaluator + m.evaluate) / m.machine.cores
     taken = f", evaluators {m.machine.evaluator:.1f} cores" if m.machine else ""
     return max(thread, cores), (
-        f"acting for evaluations takes {_percent(m.evaluate)} of the time{taken}"
+        f"acting for evaluations takes {percent(m.evaluate)} of the time{taken}"
     )
 
 
 CAUSES: Mapping[str, Cause] = {
     "environments wait": Cause(
         "environments that wait (sleep, network, subprocess): more workers",
-        _environments_wait,
+        partial(_in_steps, lambda w: w.sleep, "in steps that use no processor"),
     ),
     "environments compute": Cause(
         "environments that compute: more cores or machines, or faster environments",
-        _environments_compute,
+        partial(_in_steps, lambda w: w.compute, "computed in steps"),
         "step all copies in one call (docs/vectorised-environment.md), or start environment "
         "servers on other machines: `murmur env-server --set env_server.learner=HOST:PORT`",
         "nothing in learning, while updates take in all environments",
@@ -380,12 +370,3 @@ def find(m: Measured) -> list[Finding]:
     ]
     found.sort(key=lambda finding: -finding.score)
     return [f for i, f in enumerate(found) if not i or f.score >= (_SHOWN if i > 1 else 0.005)]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _workers(w: Workers) -> str:
-    count = round(w.number)
-    return "the worker" if count <= 1 else f"{count} workers"

@@ -6,6 +6,7 @@ from typing import Any
 
 from murmur.doctor.gpu_waits import failed_captures, grown, on_gpu
 from murmur.runs.snapshots import Snapshot
+from murmur.text import percent
 
 _APART = 0.6  # NVML's share below this part of the busy share: the device waits for launches
 _CAPTURE_S = "graph_capture_seconds"
@@ -27,8 +28,8 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     used = figures.get("utilization_ratio")
     if used is not None and busy > _BUSY and used < _APART * busy:
         lines.append(
-            f"the device waits for launches: kernels run {_percent(used)} of the time by NVML, "
-            f"work is under way {_percent(busy)} by CUDA events; CUDA graphs (learner.cuda_graph), "
+            f"the device waits for launches: kernels run {percent(used)} of the time by NVML, "
+            f"work is under way {percent(busy)} by CUDA events; CUDA graphs (learner.cuda_graph), "
             "larger batches"
         )
     limits = [k.removeprefix("throttled_") for k, v in figures.items() if "throttled_" in k and v]
@@ -56,8 +57,8 @@ def busy_text(busy: float, device: Mapping[str, float]) -> str:
     """
     used = device.get("utilization_ratio")
     if used is None:
-        return f"works {_percent(busy)} of the time"
-    return f"works {_percent(busy)} of the time by CUDA events, {_percent(used)} by NVML"
+        return f"works {percent(busy)} of the time"
+    return f"works {percent(busy)} of the time by CUDA events, {percent(used)} by NVML"
 
 
 def gpu_figures(device: Mapping[str, float], busy: float | None = None) -> dict[str, str]:
@@ -70,9 +71,9 @@ def gpu_figures(device: Mapping[str, float], busy: float | None = None) -> dict[
     used, memory = device.get("utilization_ratio"), device.get("memory_used_bytes")
     if used is None and memory is None and "memory_peak_bytes" not in device:
         return {}
-    figures = {} if used is None else {"GPU (NVML)": _percent(used)}
+    figures = {} if used is None else {"GPU (NVML)": percent(used)}
     if busy is not None:
-        figures["GPU (CUDA events)"] = _percent(busy)
+        figures["GPU (CUDA events)"] = percent(busy)
     if memory is not None and device.get("memory_total_bytes"):
         total = device["memory_total_bytes"]
         figures["GPU memory"] = f"{memory / 2**30:.1f} of {total / 2**30:.1f} GiB"
@@ -120,7 +121,7 @@ def _gpu(f: Mapping[str, float]) -> str:
     """Return NVML's figures in one line; empty without a GPU."""
     parts = []
     if "utilization_ratio" in f:
-        parts.append(f"NVML: kernels run {_percent(f['utilization_ratio'])} of the time")
+        parts.append(f"NVML: kernels run {percent(f['utilization_ratio'])} of the time")
     for name in ("sm", "memory"):
         if f"clock_hertz_{name}" in f:
             most = f.get(f"clock_max_hertz_{name}")
@@ -173,7 +174,3 @@ def _graphs(before: Snapshot, after: Snapshot) -> list[str]:
         )
         lines.append(f"graphs captured meanwhile: {counts}")
     return lines
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

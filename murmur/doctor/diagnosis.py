@@ -42,6 +42,7 @@ _MORE_AT_ONCE = (
     "comes less often"
 )
 _ENVS_OF_MESSAGE = 16  # a message of more costs hardly less for each
+_SLOW_UPDATES = ("shapes", "captures", "eager")  # waits on a GPU
 LEARNS_SLOWLY = ("learning", "small batches", "large network", "kernels")
 
 # How many times as fast a row is learned from with some settings; None: they do not fit.
@@ -158,18 +159,17 @@ def diagnose(
     steps = None if config is None else steps_per_row(config, after.agents)
     m = measure(before, after, steps)
     busy = {"acting": m.act, "learning": m.learn}
-    per_row = {"acting": m.act * span / rows, "learning": m.learn * span / rows}
+    if after.cache:  # a run on samples has no acting
+        del busy["acting"]
     device = (after.device_busy - before.device_busy) / span
     gpu = tuple(gpu_waits(before, after, m.learn * span, config))
     causes = tuple(_causes(m, after, device, gpu))
-    if after.cache:  # a run on samples has no acting
-        del busy["acting"], per_row["acting"]
     seen = Diagnosis(
         rows / span,
         device,
         causes,
         busy,
-        per_row,
+        {name: share * span / rows for name, share in busy.items()},
         after.agents,
         in_flight=after.in_flight,
         latency=() if after.cache else latency_lines(since(before.latency, after.latency)),
@@ -180,8 +180,7 @@ def diagnose(
     )
     # Remedies of the bottleneck, and cures of GPU waits that are worth it, the best last.
     remedies = _remedies(seen, m, after, config, algorithm, speedup)
-    made_to_wait = m.wait_learning * span
-    cures = [_without(seen, wait, span, m, made_to_wait) for wait in gpu]
+    cures = [_without(seen, wait, m) for wait in gpu]
     remedies += [cure for cure in cures if cure.rate > _WORTH * seen.rate]
     return replace(seen, remedies=tuple(sorted(remedies, key=lambda r: r.rate)))
 
@@ -203,7 +202,7 @@ def _causes(m: Measured, after: Snapshot, device: float, gpu: Sequence[GpuWait])
         found = [replace(f, name="servers") if f.name in of_servers else f for f in found]
         found = list({f.name: f for f in reversed(found)}.values())
     limit = "turns" if m.sync else side(m)
-    behind = _gpu_wait_behind(limit, m.learn, gpu, m.span)
+    behind = _gpu_wait_behind(limit, m, gpu)
     waits = [
         Finding(w.kind, 1.0 if w.kind == behind else min(0.9, w.lost_s / m.span), w.found)
         for w in gpu
@@ -221,12 +220,7 @@ def _causes(m: Measured, after: Snapshot, device: float, gpu: Sequence[GpuWait])
                 f"{100 * device:.0f} % by CUDA events",
             )
         )
-    if {w.name for w in waits} & {
-        "shapes",
-        "captures",
-        "eager",
-        "kernels",
-    }:  # why updates take long
+    if any(w.name in (*_SLOW_UPDATES, "kernels") for w in waits):  # why updates take long
         found = [f for f in found if f.name != "learning"]
     return sorted([*waits, *found], key=lambda finding: -finding.score)
 
@@ -244,11 +238,11 @@ def _remedies(
     if name in ("environments", "servers", "environments wait", "environments compute"):
         return _more_environments(seen, after, config, algorithm)
     if name == "network" and config is not None:
-        return _more_sessions(seen, m, config)
+        return [_more_sessions(seen, config)]
     if name == "messages" and config is not None:
-        return _larger_messages(seen, m, config)
+        return [_larger_messages(seen, m, config)]
     if name == "turns":
-        return _overlap(seen, m, after)
+        return [_overlap(seen, m, after)]
     if name in LEARNS_SLOWLY and config is not None:
         return _faster_learning(seen, m, config, algorithm, speedup)
     return []
@@ -273,9 +267,7 @@ def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -
     )
 
 
-def _gpu_wait_behind(
-    limit: str, learning: float, gpu: Sequence[GpuWait], span: float
-) -> str | None:
+def _gpu_wait_behind(limit: str, m: Measured, gpu: Sequence[GpuWait]) -> str | None:
     """Return the kind of GPU wait behind the side that sets the rate; None if it is none.
 
     Eager updates explain slow learning. Late acts look like slow environments, and like slow
@@ -283,14 +275,13 @@ def _gpu_wait_behind(
 
     Args:
         limit: side that sets the rate; "turns" in the sync pipeline.
-        learning: share of time that the learner works.
+        m: measurements of the window.
         gpu: the waits, the most seconds first.
-        span: length of the window [s].
     """
     for wait in gpu:
-        long = wait.lost_s > _LATE * span
+        long = wait.lost_s > _LATE * m.span
         if wait.kind == "acts":
-            full = limit == "learning" and learning > _NEARLY
+            full = limit == "learning" and m.learn > _NEARLY
             behind = limit != "turns" and long and not full
         elif wait.kind == "eager acts":
             behind = limit == "acting"
@@ -301,25 +292,21 @@ def _gpu_wait_behind(
     return None
 
 
-def _without(
-    seen: Diagnosis, wait: GpuWait, span: float, m: Measured, made_to_wait_s: float
-) -> Remedy:
+def _without(seen: Diagnosis, wait: GpuWait, m: Measured) -> Remedy:
     """Predict the rate without a wait: the time that sessions waited goes to the environments.
 
     Args:
         seen: diagnosis of the run as it is.
         wait: wait to remove.
-        span: length of the window [s].
         m: measurements of the window.
-        made_to_wait_s: seconds in which sessions waited for learning.
     """
-    saved, faster, learn_s = wait.lost_s, 1.0, m.learn * span
-    if wait.kind in ("shapes", "captures", "eager"):
-        share = min(wait.lost_s / learn_s, 0.99)
+    saved, faster = wait.lost_s / m.span, 1.0
+    if wait.kind in _SLOW_UPDATES:
+        share = min(saved / m.learn, 0.99)
         faster = 1 / (1 - share)
         if not m.sync:  # else they take turns: all of it is saved
-            saved = max(made_to_wait_s, learn_s - _NEARLY * span, 0.0) * share
-    gained = 1 / max(1 - saved / span, 1 / _MOST_TIMES)
+            saved = max(m.wait_learning, m.learn - _NEARLY, 0.0) * share
+    gained = 1 / max(1 - saved, 1 / _MOST_TIMES)
     limited = _limit(seen, seen.rate * gained, faster)
     return _remedy(seen, wait.remedy, wait.settings, limited, wait.cost, faster)
 
@@ -495,39 +482,35 @@ def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"algorithm.{name}={value}" for name, value in options.items())
 
 
-def _overlap(seen: Diagnosis, m: Measured, now: Snapshot) -> list[Remedy]:
+def _overlap(seen: Diagnosis, m: Measured, now: Snapshot) -> Remedy:
     environments = max(environments_side_by_side(m), 1e-9)
-    return [
-        _remedy(
-            seen,
-            "acting and learning side by side",
-            ("learner.pipeline=async",),
-            _limit(seen, seen.rate / environments, machine=_of_processors(seen, now)),
-            "costs: rows are up to learner.max_policy_lag updates old, and a run is not repeated "
-            "bit for bit",
-        )
-    ]
+    return _remedy(
+        seen,
+        "acting and learning side by side",
+        ("learner.pipeline=async",),
+        _limit(seen, seen.rate / environments, machine=_of_processors(seen, now)),
+        "costs: rows are up to learner.max_policy_lag updates old, and a run is not repeated bit "
+        "for bit",
+    )
 
 
-def _more_sessions(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> list[Remedy]:
+def _more_sessions(seen: Diagnosis, config: ExperimentConfig) -> Remedy:
     """Return the remedy of twice the sessions: while one is on its way another one acts."""
     server = config.env_server
     sessions = 2 * server.sessions_per_worker
     each = max(server.envs_per_worker, sessions)
     envs = 2 * each if each == server.envs_per_worker else each
-    return [
-        _remedy(
-            seen,
-            f"{sessions} sessions of a worker instead of {server.sessions_per_worker}, of as many "
-            "environments each",
-            (f"env_server.sessions_per_worker={sessions}", f"env_server.envs_per_worker={envs}"),
-            _limit(seen, 2 * seen.rate),
-            f"costs: {_MORE_AT_ONCE}",
-        )
-    ]
+    return _remedy(
+        seen,
+        f"{sessions} sessions of a worker instead of {server.sessions_per_worker}, of as many "
+        "environments each",
+        (f"env_server.sessions_per_worker={sessions}", f"env_server.envs_per_worker={envs}"),
+        _limit(seen, 2 * seen.rate),
+        f"costs: {_MORE_AT_ONCE}",
+    )
 
 
-def _larger_messages(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> list[Remedy]:
+def _larger_messages(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> Remedy:
     """Return the remedy of messages of 16 environments, as far as their cost is per message."""
     server = config.env_server
     now = max(1, server.envs_per_worker // server.sessions_per_worker)
@@ -536,16 +519,14 @@ def _larger_messages(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> 
     same = m.workers.compute + m.workers.sleep if m.workers else 0.0
     rate = seen.rate / (same + (1 - same) / times)
     learning = _FULL / max(seen.seconds_per_row["learning"], 1e-12)
-    return [
-        _remedy(
-            seen,
-            f"{server.envs_per_worker * times} environments of a worker instead of "
-            f"{server.envs_per_worker}",
-            (f"env_server.envs_per_worker={server.envs_per_worker * times}",),
-            min((learning, "learning"), (rate, "environments")),
-            f"costs: {_MORE_AT_ONCE}",
-        )
-    ]
+    envs = server.envs_per_worker * times
+    return _remedy(
+        seen,
+        f"{envs} environments of a worker instead of {server.envs_per_worker}",
+        (f"env_server.envs_per_worker={envs}",),
+        min((learning, "learning"), (rate, "environments")),
+        f"costs: {_MORE_AT_ONCE}",
+    )
 
 
 def _of_processors(seen: Diagnosis, now: Snapshot) -> float | None:

@@ -261,19 +261,15 @@ def _acts(before: Snapshot, after: Snapshot, config: ExperimentConfig | None) ->
 
 def _p99(before: Snapshot, after: Snapshot, phase: str) -> float:
     """Return the 99th percentile of the seconds to actions; NaN if there were too few."""
-    counts = _histogram(before, after, phase)
+    counts = since(before.latency, after.latency).get(phase, {})
     return quantile(counts, 0.99) if max(counts.values(), default=0.0) >= 100 else math.nan
-
-
-def _histogram(before: Snapshot, after: Snapshot, phase: str) -> dict[float, float]:
-    return since(before.latency, after.latency).get(phase, {})
 
 
 def _late_seconds(before: Snapshot, after: Snapshot) -> float:
     """Return the seconds of requests beyond the idle 99th percentile, while updates ran."""
     usual = _p99(before, after, "idle")
     usual = 0.0 if math.isnan(usual) else usual
-    late = middles(_histogram(before, after, "update"))
+    late = middles(since(before.latency, after.latency).get("update", {}))
     return sum(max(middle - usual, 0.0) * count for middle, count in late)
 
 

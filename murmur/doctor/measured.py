@@ -12,8 +12,9 @@ WAITS = {
     "inference": ("wait_environments", "wait_learning", "start"),
     "learner": ("wait_rows", "start"),
 }
+_STEPS = ("forward", "backward", "optimize", "synchronize")  # on minibatches
 LEARNING = (
-    *("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows"),
+    *("sample", *_STEPS, "publish", "wait_rows"),
     "wait_ranks",  # of one of several learners: its exchange with the others is part of an update
 )
 # CPU seconds of the calls of an act, and of a step on a minibatch, whatever their rows.
@@ -175,13 +176,11 @@ def measure(before: Snapshot, after: Snapshot, steps: float | None = None) -> Me
     batches, rows = after.batches - before.batches, after.rows - before.rows
     act_cpu = cpu.get("inference", 0.0) * inference.get("act", 0.0) / max(act_s, 1e-9)
     made = (after.rows_trained - before.rows_trained) * (steps or 0.0)
-    act_computes = _arithmetic(batches * _ACT_CALLS_S, act_cpu)
-    if act_computes is not None:
-        act_computes *= act_cpu / cpu["inference"]
-    steps_cpu = cpu.get("learner", 0.0) * _steps_s(states, sync) / max(learn_s, 1e-9)
-    learn_computes = _arithmetic(made * _STEP_CALLS_S, steps_cpu)
-    if learn_computes is not None:
-        learn_computes *= steps_cpu / cpu["learner"]
+    act_computes = _arithmetic(batches * _ACT_CALLS_S, act_cpu, cpu.get("inference", 0.0))
+    learning = inference if sync else learner
+    steps_s = sum(learning.get(state, 0.0) for state in _STEPS)
+    steps_cpu = cpu.get("learner", 0.0) * steps_s / max(learn_s, 1e-9)
+    learn_computes = _arithmetic(made * _STEP_CALLS_S, steps_cpu, cpu.get("learner", 0.0))
     return Measured(
         span,
         rows,
@@ -208,15 +207,17 @@ def measure(before: Snapshot, after: Snapshot, steps: float | None = None) -> Me
     )
 
 
-def _steps_s(spent: Mapping[str, Mapping[str, float]], sync: bool) -> float:
-    """Return seconds of learning that are steps on minibatches."""
-    states = spent.get("inference" if sync else "learner", {})
-    return sum(states.get(s, 0.0) for s in ("forward", "backward", "optimize", "synchronize"))
+def _arithmetic(calls_s: float, cpu_s: float, all_s: float) -> float | None:
+    """Return the share of a thread's CPU seconds that is arithmetic; None if unknown.
 
-
-def _arithmetic(calls_s: float, cpu_s: float) -> float | None:
-    """Return the share of CPU seconds that is more than calls take; None if either is unknown."""
-    return max(0.0, 1 - calls_s / cpu_s) if calls_s > 0 and cpu_s > 0 else None
+    Args:
+        calls_s: CPU seconds that the calls take, whatever their rows.
+        cpu_s: CPU seconds of the work with these calls.
+        all_s: CPU seconds of the thread.
+    """
+    if calls_s <= 0 or cpu_s <= 0:
+        return None
+    return max(0.0, 1 - calls_s / cpu_s) * (cpu_s / all_s)
 
 
 def working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:

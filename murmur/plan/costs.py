@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, linear_regression
 from typing import Any
 
 from murmur.plan.model import Costs
@@ -118,12 +119,11 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
 
 def _eager(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
     """Return the share of the learner thread's calls without a graph, if some have one."""
-
-    def counted(metric: str) -> float:
-        first, last = before.get(metric, {}), after.get(metric, {})
-        return float(sum(n - first.get(name, 0) for name, n in last.items() if name != "act"))
-
-    replays, eager = counted("graph_replays"), counted("eager_calls")
+    calls = since(before, after)
+    replays, eager = (
+        sum(count for name, count in calls.get(metric, {}).items() if name != "act")
+        for metric in ("graph_replays", "eager_calls")
+    )
     return eager / (eager + replays) if replays else 0.0
 
 
@@ -169,14 +169,11 @@ def line(points: Iterable[tuple[float, float]], share: float) -> tuple[float, fl
         points: (x, y); x is 1 or more.
         share: share of y that counts as the slope's if all points have one x.
     """
-    found = list(points)
-    n = len(found)
-    mean_x, mean_y = sum(x for x, _ in found) / n, sum(y for _, y in found) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in found)
-    if spread < (0.1 * mean_x) ** 2:
+    xs, ys = zip(*points, strict=True)
+    mean_x, mean_y = fmean(xs), fmean(ys)
+    if sum((x - mean_x) ** 2 for x in xs) < (0.1 * mean_x) ** 2:
         return mean_y * (1 - share), mean_y * share / mean_x
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in found) / spread
-    slope = min(max(0.0, slope), mean_y / mean_x)
+    slope = min(max(0.0, linear_regression(xs, ys).slope), mean_y / mean_x)
     return mean_y - slope * mean_x, slope
 
 

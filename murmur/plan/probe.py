@@ -1,6 +1,5 @@
 """Measurement of a configuration's costs by training with it for some seconds on this machine."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +9,11 @@ import psutil
 
 from murmur.benchmarks._processes import Processes
 from murmur.plan.costs import Window, window
+from murmur.runs.run_folder import ProgressTail
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.host_cpu import machine_busy_seconds
 
 _WARM_UPDATES = 2
 _TIMEOUT_S = 300.0
@@ -81,7 +82,7 @@ def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: 
     ready = begun["updates"] + _WARM_UPDATES
     _record(processes, lambda r: r["updates"] >= ready)
     before = _record(processes, lambda r: True)
-    cpu, machine, began = processes.servers_cpu_s(), machine_s(), time.monotonic()
+    cpu, machine, began = processes.servers_cpu_s(), machine_busy_seconds(), time.monotonic()
     until = before["time"] + seconds
     after = _record(
         processes, lambda r: r["time"] >= until and r["updates"] > before["updates"] + 1
@@ -89,7 +90,7 @@ def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: 
     seen = window(before, after)
     spent = processes.servers_cpu_s() - cpu
     took = time.monotonic() - began
-    others = max(0.0, (machine_s() - machine - spent - seen.learner_s) / took)
+    others = max(0.0, (machine_busy_seconds() - machine - spent - seen.learner_s) / took)
     return replace(seen, workers_s=spent, others=others)
 
 
@@ -102,28 +103,18 @@ def _environments(processes: Processes, wanted: int) -> None:
         time.sleep(_POLL_S)
 
 
-def machine_s() -> float:
-    """Return the processor seconds that all programs of this machine have used."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
-
-
 def _record(processes: Processes, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Wait for the next line of progress.jsonl that is enough.
+    """Wait for the next record of progress.jsonl that is enough.
 
     Raises:
         ConfigError: if none comes in time.
         RuntimeError: if the learner ends, with the last lines of the logs.
     """
     deadline = time.monotonic() + _TIMEOUT_S
-    file = processes.folder / "progress.jsonl"
-    seen = ""
+    tail = ProgressTail(processes.folder / "progress.jsonl", skip=True)
     while time.monotonic() < deadline:
-        lines = file.read_text().splitlines() if file.exists() else []
-        if lines and lines[-1] != seen:
-            seen = lines[-1]
-            record: dict[str, Any] = json.loads(seen)
-            if record["kind"] == "progress" and record["work"]["requests"] and enough(record):
+        for record in tail:
+            if record.get("kind") == "progress" and record["work"]["requests"] and enough(record):
                 return record
         if processes.learner.status() == psutil.STATUS_ZOMBIE:
             raise RuntimeError(f"the learner ended while it was measured:\n{processes.log()}")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,11 +62,8 @@ def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec
     """
     if run is not None and run.has_checkpoint():
         return checkpoint_spec(run.checkpoint("latest"))
-    environment = make_environment(config.environment, 1, config.algorithm.name)
-    try:
+    with closing(make_environment(config.environment, 1, config.algorithm.name)) as environment:
         return environment.spec
-    finally:
-        environment.close()
 
 
 def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
@@ -90,8 +88,7 @@ def step_seconds(config: ExperimentConfig, envs: int) -> float:
 
     What a message costs beside the step is stated: murmur bench transport.
     """
-    environment = make_environment(config.environment, envs, config.algorithm.name)
-    try:
+    with closing(make_environment(config.environment, envs, config.algorithm.name)) as environment:
         seeds = np.arange(envs, dtype=np.uint64)
         timestep = environment.reset(seeds)
         action = RandomPolicy(environment).act(timestep)
@@ -103,8 +100,6 @@ def step_seconds(config: ExperimentConfig, envs: int) -> float:
             steps += 1
         step_s = (time.process_time() - cpu) / steps
         size = sum(a.nbytes for a in timestep.observation.values())
-    finally:
-        environment.close()
     return step_s + _MESSAGE_S + _MESSAGE_BYTE_S * size
 
 

@@ -81,8 +81,6 @@ def all_reduce_s(net: Network, ranks: int, size: float) -> float:
 
     Patarasu and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
-    if ranks == 1:
-        return 0.0
     steps = 2 * (ranks - 1)
     return steps * (net.step_s + size / ranks / net.bytes_per_s)
 

@@ -15,7 +15,7 @@ _SAID = (
     "raised RuntimeError: no room to start, in the episode with seed",
     "returned a reward of 1e+30 for agent 'agent', beyond ±1e+06 (learner.max_abs_reward), in the",
     "returned a reward of -1e+30 for agent 'agent'",
-    "returned NaN or infinity as reward",
+    "returned inf in reward of agent 'agent'",
     "returned 3e+38 in observation 'observation' of agent 'agent' at index [0], beyond ±1e+18",
     "raised RuntimeError: cannot be closed when it was closed",
     "evaluation: the episode with seed",

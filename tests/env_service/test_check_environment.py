@@ -155,11 +155,21 @@ BREACHES: dict[str, tuple[Change, str]] = {
         lambda _, t: replace(t, reward=t.reward + 1),
         "on FIRST, where no action has been taken yet",
     ),
-    "discount": (lambda _, t: replace(t, discount=t.discount * 0), "discount is not 1 on a row"),
-    "odd discount": (lambda _, t: replace(t, discount=t.discount * 0 + 0.9), "neither 0 nor 1"),
+    "discount": (
+        lambda _, t: replace(t, discount=t.discount * 0),
+        "has discount 0 on a row that is not LAST",
+    ),
+    "odd discount": (
+        lambda _, t: replace(t, discount=t.discount * 0 + 0.9),
+        "has discount 0.9 on a row that is not LAST, where 1 must be",
+    ),
+    "odd discount on LAST": (
+        lambda _, t: replace(t, discount=np.where(t.discount == 0, 0.9, 1).astype(np.float32)),
+        "has discount 0.9 on LAST, where 0 or 1 must be",
+    ),
     "kind": (lambda _, t: replace(t, step_type=t.step_type + np.uint8(3)), "expected 0, 1 or 2"),
     "own restart": (first_after_last, "FIRST, but without a restart comes MID or LAST"),
-    "no end": (last_as_mid, "continues after max_episode_steps = 4"),
+    "no end": (last_as_mid, "continues after 4 decisions, its spec says that 4 is the longest"),
     "NaN": (nan_in_one_copy, "nan in observation 'x' of agent 0"),
     "metric NaN": (
         lambda _, t: replace(t, metrics={"sum": t.metrics["sum"] * np.float32("nan")}),

@@ -659,12 +659,12 @@ FAULTS: dict[str, tuple[type[Toy], dict[str, Any], str]] = {
     "nan": (
         Toy,
         {"see": sees(1, "b", lambda _: np.array([0, np.nan]))},
-        r"NaN or infinity in observation 'observation' of agent 'b'.*77.*step 1",
+        r"nan in observation 'observation' of agent 'b' at index \[1\].*77.*step 1",
     ),
     "nan reward": (
         Toy,
         {"step": puts(_REWARD, "c", np.nan)},
-        r"NaN or infinity as reward of agent 'c', in .*77.*step 1",
+        r"returned nan in reward of agent 'c', in .*77.*step 1",
     ),
     "shape": (
         Toy,
@@ -805,7 +805,9 @@ def test_an_episode_without_agents() -> None:
 def test_a_state_that_is_no_number() -> None:
     environment = variant("state", state=True)
     assert start(environment).observation[STATE].tolist() == [[0, 1, 2, 3, 4, 5]]
-    with pytest.raises(CopiesFailed, match=r"or infinity in observation 'state', in .* at step 1"):
+    with pytest.raises(
+        CopiesFailed, match=r"returned inf in observation 'state' at index .*, in .* at step 1"
+    ):
         advance(environment, [0, 0, 0])
 
 

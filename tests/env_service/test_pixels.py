@@ -10,7 +10,7 @@ from gymnasium.spaces import Box
 
 from murmur.env_service.adapters.factory import AdapterConfig
 from murmur.env_service.adapters.observations import ObservationLayout, state_layout
-from murmur.env_service.adapters.pixels import Reduction, Resize
+from murmur.env_service.adapters.pixels import Resize, reduced_shape, reducing_writer
 from murmur.env_service.environment import make_environment
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.section import validate
@@ -25,11 +25,10 @@ def smooth(*shape: int) -> Array:
 
 def reduced(image: Array, resize: Resize = "none", *, gray: bool = False) -> Array:
     """What travels of an image that comes as H x W x C, or H x W."""
-    reduction, last = Reduction(resize, gray), image.ndim == 3
+    last = image.ndim == 3
     chw = (image.shape[2], *image.shape[:2]) if last else (1, *image.shape)
-    write = reduction.writer(image.shape, channels_last=last)
-    assert write is not None
-    place = np.zeros(reduction.shape(chw), np.uint8)
+    place = np.zeros(reduced_shape(chw, resize, gray), np.uint8)
+    write = reducing_writer(image.shape, place.shape, channels_last=last)
     write(place, image)
     return place
 
@@ -65,24 +64,20 @@ def test_grey_is_the_eyes_weighted_mean_of_colours() -> None:
 
 def test_channels_may_come_first() -> None:
     image = smooth(40, 60, 3)
-    write = Reduction(20, gray=True).writer((3, 40, 60), channels_last=False)
-    assert write is not None
+    write = reducing_writer((3, 40, 60), (1, 20, 20), channels_last=False)
     place = np.zeros((1, 20, 20), np.uint8)
     write(place, image.transpose(2, 0, 1))
     np.testing.assert_array_equal(place, reduced(image, 20, gray=True))
 
 
 def test_auto_reduces_large_images_alone() -> None:
-    auto = Reduction("auto")
-    assert auto.shape((3, 457, 120)) == (3, 84, 84)
-    assert auto.shape((3, 96, 96)) == (3, 96, 96)
-    assert auto.writer((96, 96, 3), channels_last=True) is None
-    assert Reduction().writer((457, 120, 3), channels_last=True) is None
+    assert reduced_shape((3, 457, 120), "auto", False) == (3, 84, 84)
+    assert reduced_shape((3, 96, 96), "auto", False) == (3, 96, 96)
+    assert reduced_shape((3, 457, 120), "none", False) == (3, 457, 120)
 
 
 def test_what_is_no_such_image_is_a_fault() -> None:
-    write = Reduction(20).writer((40, 60, 3), channels_last=True)
-    assert write is not None
+    write = reducing_writer((40, 60, 3), (3, 20, 20), channels_last=True)
     place = np.zeros((3, 20, 20), np.uint8)
     with pytest.raises(ValueError, match="has dtype float64, its space says uint8"):
         write(place, np.zeros((40, 60, 3)))
@@ -92,13 +87,13 @@ def test_what_is_no_such_image_is_a_fault() -> None:
 
 def test_four_channels_have_no_grey() -> None:
     with pytest.raises(ConfigError, match="image of 4 channels is not red, green and blue"):
-        Reduction(gray=True).shape((4, 90, 90))
+        reduced_shape((4, 90, 90), "none", True)
 
 
 def test_without_opencv_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(ConfigError, match=r"made 84 x 84.*needs 'cv2'.*images.*resize: none"):
-        Reduction("auto").writer((280, 480, 3), channels_last=True)
+        reducing_writer((280, 480, 3), (3, 84, 84), channels_last=True)
 
 
 def test_layouts_hold_the_reduced_image() -> None:

@@ -17,10 +17,10 @@ from murmur.doctor.machine import ROOT
 from murmur.env_service.envs.spread import Config, make
 from murmur.kit.certs import make_certificates
 from murmur.kit.conformance.checklist import Checklist
+from murmur.kit.conformance.environments import Play, RowRules, legal_action
 from murmur.kit.conformance.examine import Examination
 from murmur.kit.conformance.peer import Peer, Session, Status
-from murmur.kit.conformance.play import Play, welcome
-from murmur.kit.conformance.rows import RowRules, legal_action
+from murmur.kit.conformance.play import welcome
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb

@@ -14,9 +14,9 @@ from examples import environment_server as example
 from murmur.doctor.machine import ROOT
 from murmur.kit.certs import make_certificates
 from murmur.kit.conformance.checklist import Checklist
+from murmur.kit.conformance.environments import RowRules
 from murmur.kit.conformance.examine import Examination
 from murmur.kit.conformance.play import Limits
-from murmur.kit.conformance.rows import RowRules
 from murmur.shared.process.errors import ConfigError, ConnectionLostError, ResourceError
 from murmur.shared.wire.credentials import CredentialFolder
 from murmur.shared.wire.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec

@@ -226,8 +226,6 @@ class Formation(VectorEnvironment):
             self.goal[axis, index] = _whole(draws[4 * a + axis], _GOAL_START[axis])
             self.obstacle[axis, index] = _whole(draws[4 * a + 2 + axis], _OBSTACLE_START[axis])
         self._joined[:, index] = False
-        for count in (self._near_rows, self._joined_rows, self._all_rows):
-            count[index] = 0
         self._point()
 
     def _measure(self) -> None:
@@ -387,9 +385,7 @@ def _turned(x: Floats, y: Floats, cos: Floats, minus_sin: Floats) -> tuple[Float
     return x * cos + y * minus_sin, x * minus_sin - y * cos
 
 
-def make(config: Config, num_envs: int) -> Formation:
-    """Make N copies of the environment."""
-    return Formation(config, num_envs)
+make = Formation
 
 
 class PursuitPolicy:

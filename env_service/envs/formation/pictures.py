@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from numpy.typing import NDArray
 
-from murmur.env_service.pictures import AGENT_COLOURS, Snapshot
+from murmur.env_service.pictures import AGENT_COLOURS, Snapshot, draw_disc, write_title
 
 NEEDED = ("agents", "heading", "goal", "obstacle", "in_formation", "area", "radii")
 READING = (
@@ -45,27 +45,10 @@ def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> I
             end = (x + _ARROW_PX * np.cos(heading), y - _ARROW_PX * np.sin(heading))
             arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 2}
             axis.annotate("", end, (x, y), arrowprops=arrow)
-            axis.plot(
-                x,
-                y,
-                marker="o",
-                linestyle="",
-                color=colour,
-                markersize=9 if a == 0 else 6,
-                markeredgecolor="white",
-                label="leader" if a == 0 else f"follower {a}",
-                zorder=5,
-                clip_on=False,
-            )
+            draw_disc(axis, (x, y), colour, 6 if a else 9, f"follower {a}" if a else "leader")
         axis.legend(loc="lower right", fontsize=9, framealpha=0.8)
         together = f"{int(state['in_formation'].sum())} of {len(state['in_formation'])}"
-        figure.suptitle(
-            f"{title}    t = {row}    followers in formation: {together}",
-            x=0.07,
-            ha="left",
-            fontsize=13,
-            fontweight="bold",
-        )
+        write_title(figure, f"{title}    t = {row}    followers in formation: {together}", 0.07)
         yield figure
 
 

@@ -314,14 +314,9 @@ def symmetries(config: Config) -> tuple[Symmetry, ...]:
         action = tuple(steps.index(grid.direction(step)) for step in steps)
         if config.observation == "images":
             changed = ("maps", STATE) if config.state else ("maps",)
-            arrays = (
-                *(ArrayChange(array, flip=flip, turns=turns) for array in changed),
-                ArrayChange(
-                    AGENT_CELL,
-                    signs=tuple(map(float, grid.signs)),
-                    offsets=tuple(map(float, grid.offsets)),
-                ),
-            )
+            place, shift = tuple(map(float, grid.signs)), tuple(map(float, grid.offsets))
+            cell = ArrayChange(AGENT_CELL, signs=place, offsets=shift)
+            arrays = (*(ArrayChange(array, flip=flip, turns=turns) for array in changed), cell)
         else:
             arrays = _vector(config, agents, *_numbers(config, action, flip=flip, turns=turns))
         found.append(Symmetry(name, arrays, action))

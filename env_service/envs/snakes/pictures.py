@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from murmur.env_service.pictures import Snapshot
+from murmur.env_service.pictures import Snapshot, write_title
 
 NEEDED = ("board", "heads", "lengths", "scores", "side", "time")
 READING = (
@@ -42,12 +42,8 @@ def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> I
                 axis.plot(x, y, "o", color="white", markersize=9, markeredgecolor="black")
         scores = state["scores"]
         own = int(scores[ours].sum())
-        figure.suptitle(
-            f"{title}    t = {int(state['time'])}    score of the agents (warm): {own}, "
-            f"of their opponents (cold): {int(scores.sum()) - own}",
-            x=0.02,
-            ha="left",
-            fontsize=12,
-            fontweight="bold",
+        score = (
+            f"score of the agents (warm): {own}, of their opponents (cold): {scores.sum() - own}"
         )
+        write_title(figure, f"{title}    t = {state['time']}    {score}", 0.02, size=12)
         yield figure

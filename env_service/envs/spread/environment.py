@@ -280,9 +280,7 @@ def _assign(distance: Floats) -> NDArray[np.intp]:
     return target
 
 
-def make(config: Config, num_envs: int) -> Spread:
-    """Make N copies of the environment."""
-    return Spread(config, num_envs)
+make = Spread
 
 
 BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy, "assignment": AssignmentPolicy}

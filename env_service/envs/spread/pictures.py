@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from murmur.env_service.pictures import AGENT_COLOURS, Snapshot
+from murmur.env_service.pictures import AGENT_COLOURS, Snapshot, write_title
 
 NEEDED = ("agents", "landmarks", "radius")
 READING = "Discs are the agents, lines their paths; crosses are the landmarks to share out."
@@ -30,5 +30,5 @@ def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> I
             colour = AGENT_COLOURS[a % len(AGENT_COLOURS)]
             axis.plot(*places[: row + 1, a].T, color=colour, linewidth=1.2, alpha=0.8)
             axis.add_patch(Circle(place, float(state["radius"]), color=colour, alpha=0.6))
-        figure.suptitle(f"{title}    t = {row}", x=0.08, ha="left", fontsize=13, fontweight="bold")
+        write_title(figure, f"{title}    t = {row}", 0.08)
         yield figure

@@ -1,8 +1,9 @@
 """The options of a terrain-monitoring mission, each with its default, unit and meaning."""
 
-from typing import Literal, Self
+from itertools import pairwise
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 World = Literal["half-plane", "corner", "band", "corners-2", "corners-4", "gaussian", "raster"]
 ActorChannel = Literal[
@@ -29,14 +30,14 @@ class Config(BaseModel):
     area_x_m: float = Field(50.0, gt=0, description="side of the area along x (map rows), metres")
     area_y_m: float = Field(50.0, gt=0, description="side of the area along y (columns), metres")
     spacing_m: float = Field(5.0, gt=0, description="distance of neighbouring positions, metres")
-    altitudes_m: tuple[float, ...] = Field(
+    altitudes_m: tuple[PositiveFloat, ...] = Field(
         (5.0, 10.0, 15.0), min_length=1, description="altitudes of the lattice, ascending, metres"
     )
     start_altitude_m: float | None = Field(
         None, description="altitude at the start, metres; null for the highest"
     )
 
-    noise: tuple[float, ...] = Field(
+    noise: tuple[Annotated[float, Field(gt=0, lt=0.5)], ...] = Field(
         (0.01, 0.265, 0.375), description="probability of a wrong cell at each altitude"
     )
     fov_x_deg: float = Field(60.0, gt=0, lt=180, description="camera's opening along x, degrees")
@@ -48,7 +49,7 @@ class Config(BaseModel):
     communication_range_m: float = Field(
         25.0, ge=0, description="how far a message is heard (3-D distance), metres"
     )
-    communication_ranges_m: tuple[float, ...] = Field(
+    communication_ranges_m: tuple[NonNegativeFloat, ...] = Field(
         (), description="if given, each episode draws its range from these, e.g. 0, 15, 25, 100"
     )
     failure_rate: float = Field(0.0, ge=0, le=1, description="share of messages lost in range")
@@ -129,16 +130,13 @@ class Config(BaseModel):
                 raise ValueError(
                     f"{name} = {side} must be a multiple of spacing_m = {self.spacing_m}"
                 )
-        pairs = zip(self.altitudes_m, self.altitudes_m[1:], strict=False)
-        if self.altitudes_m[0] <= 0 or any(low >= high for low, high in pairs):
-            raise ValueError(f"altitudes_m = {self.altitudes_m} must be positive and ascending")
+        if any(low >= high for low, high in pairwise(self.altitudes_m)):
+            raise ValueError(f"altitudes_m = {self.altitudes_m} must be ascending")
         if len(self.noise) != len(self.altitudes_m):
             raise ValueError(
                 f"noise has {len(self.noise)} values; need one for each of the "
                 f"{len(self.altitudes_m)} altitudes_m"
             )
-        if not all(0 < value < 0.5 for value in self.noise):
-            raise ValueError(f"noise = {self.noise} must lie between 0 and 0.5, both excluded")
         if self.start_altitude_m is not None and self.start_altitude_m not in self.altitudes_m:
             raise ValueError(
                 f"start_altitude_m = {self.start_altitude_m} is not one of {self.altitudes_m}"
@@ -146,10 +144,6 @@ class Config(BaseModel):
         x, y = round(self.area_x_m / self.spacing_m) + 1, round(self.area_y_m / self.spacing_m) + 1
         if self.num_agents > x * y:
             raise ValueError(f"num_agents = {self.num_agents} do not fit on {x} x {y} positions")
-        if any(value < 0 for value in self.communication_ranges_m):
-            raise ValueError(
-                f"communication_ranges_m = {self.communication_ranges_m} must not be negative"
-            )
         low, high = self.raster_share
         if not 0 <= low < high <= 1:
             raise ValueError(f"raster_share = {self.raster_share} must be ascending within [0, 1]")

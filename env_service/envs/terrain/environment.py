@@ -6,6 +6,7 @@ start.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import cast
 
 import numpy as np
@@ -111,10 +112,8 @@ class TerrainEnvironment(VectorEnvironment):
         )
         self.flight_plan: FlightPlan | None = None
         self.draw_world = world(config, map_shape(config))
-        start_m = config.start_altitude_m
-        self._start_level = (
-            len(config.altitudes_m) - 1 if start_m is None else config.altitudes_m.index(start_m)
-        )
+        start_m = config.start_altitude_m or config.altitudes_m[-1]
+        self._start_level = config.altitudes_m.index(start_m)
         self._decisions = config.budget + 1
 
         agents = config.num_agents
@@ -157,11 +156,9 @@ class TerrainEnvironment(VectorEnvironment):
         if state.critic.shape[1]:
             observation[critic_name] = state.critic
         if self._budget_left:
-            budget = self.config.budget
-            left = np.maximum(budget - state.time, 0) / max(budget, 1)
-            agents = self.config.num_agents
-            repeated = np.repeat(left.astype(np.float32), agents)
-            observation[BUDGET_LEFT] = repeated.reshape(self.num_envs, agents, 1)
+            budget, agents = self.config.budget, self.config.num_agents
+            left = (np.maximum(budget - state.time, 0) / max(budget, 1)).astype(np.float32)
+            observation[BUDGET_LEFT] = np.repeat(left[:, None, None], agents, axis=1)
         if self.config.expected_gain:
             lens, every = self.mission.camera, simulation.OBSERVED_EVERY
             simulation.expected_gains(self.mission, state, state.mask, every, self._gains)
@@ -318,24 +315,19 @@ def symmetries(config: Config) -> tuple[Symmetry, ...]:
     maps = (own, team) if config.critic_channels else (own,)
     moves = [tuple(move) for move in MOVES[config.num_actions].tolist()]
     found = []
-    for flip in (False, True):
-        for turns in range(4):
-            if (turns % 2 and not square) or (not flip and not turns):
-                continue
-            grid = grid_change(height, width, flip=flip, turns=turns)
-            cell = ArrayChange(
-                AGENT_CELL,
-                order=grid.order,
-                signs=tuple(map(float, grid.signs)),
-                offsets=tuple(map(float, grid.offsets)),
-            )
-            action = tuple(moves.index((*grid.direction(m[:2]), m[2])) for m in moves)
-            arrays = [*(ArrayChange(m, flip=flip, turns=turns) for m in maps), cell]
-            if config.expected_gain:  # new entry action[k] is old entry k
-                order = tuple(action.index(k) for k in range(len(action)))
-                arrays.append(ArrayChange(simulation.EXPECTED_GAIN, order=order))
-            name = f"{'flip, ' if flip else ''}{90 * turns} degrees"
-            found.append(Symmetry(name, tuple(arrays), action))
+    for flip, turns in product((False, True), range(4)):
+        if (turns % 2 and not square) or (not flip and not turns):
+            continue
+        grid = grid_change(height, width, flip=flip, turns=turns)
+        signs, offsets = tuple(map(float, grid.signs)), tuple(map(float, grid.offsets))
+        cell = ArrayChange(AGENT_CELL, order=grid.order, signs=signs, offsets=offsets)
+        action = tuple(moves.index((*grid.direction(m[:2]), m[2])) for m in moves)
+        arrays = [*(ArrayChange(m, flip=flip, turns=turns) for m in maps), cell]
+        if config.expected_gain:  # new entry action[k] is old entry k
+            order = tuple(action.index(k) for k in range(len(action)))
+            arrays.append(ArrayChange(simulation.EXPECTED_GAIN, order=order))
+        name = f"{'flip, ' if flip else ''}{90 * turns} degrees"
+        found.append(Symmetry(name, tuple(arrays), action))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from murmur.env_service.pictures import AGENT_COLOURS, Snapshot
+from murmur.env_service.pictures import AGENT_COLOURS, Snapshot, draw_disc, write_title
 
 FRAMES_PER_STEP = 3  # the UAVs glide from one position to the next
 
@@ -82,13 +82,7 @@ def mission_figure(
         shown = [
             f"{k} {snapshot.metrics[k]:.2f}" for k in ("entropy", "f1") if k in snapshot.metrics
         ]
-        figure.suptitle(
-            "    ".join([title, f"t = {time}", *shown]).replace("f1", "F1"),
-            x=0.03,
-            ha="left",
-            fontsize=13,
-            fontweight="bold",
-        )
+        write_title(figure, "    ".join([title, f"t = {time}", *shown]).replace("f1", "F1"), 0.03)
     return figure
 
 
@@ -151,19 +145,8 @@ def _draw_team(
                     zorder=4,
                 )
             )
-        axis.plot(
-            x,
-            y,
-            marker="o",
-            linestyle="",
-            color=colour,
-            label=f"UAV {a + 1}: {z:.0f} m" if paths else None,
-            markersize=_size(z, state),
-            markeredgecolor="white",
-            markeredgewidth=1.2,
-            zorder=5,
-            clip_on=False,
-        )
+        label = f"UAV {a + 1}: {z:.0f} m" if paths else None
+        draw_disc(axis, (x, y), colour, _size(z, state), label)
 
 
 def _size(altitude_m: float, state: Mapping[str, NDArray[Any]]) -> float:

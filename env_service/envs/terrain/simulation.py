@@ -159,7 +159,7 @@ def state(config: Config, num_envs: int) -> State:
     x, y, z = lattice_shape(config)
     grid = (num_envs, *map_shape(config))
     agents, plan = config.num_agents, channel_plan(config)
-    state = State(
+    return State(
         truth=np.zeros(grid, np.uint8),
         odds=np.zeros((num_envs, agents + 1, *grid[1:]), np.float32),
         pooled=np.zeros((num_envs, agents + 1, x, y)),
@@ -189,9 +189,6 @@ def state(config: Config, num_envs: int) -> State:
         critic=np.zeros((num_envs, len(plan.critic), x, y), np.float32),
         mask=np.zeros((num_envs, agents, config.num_actions), np.uint8),
     )
-    for name, value in _INITIAL.items():
-        getattr(state, name).fill(value)
-    return state
 
 
 def begin(

@@ -3,11 +3,9 @@
 docs/wire.md states the contract, docs/conformance.md how to use the kit.
 
     checklist     the contracts in sentences, and what was seen of each
-    rows          what the rows of one stream must be
-    play          acts, limits, and one stream as the kit plays it
+    play          acts, limits, and one stream as the kit reads it
     peer          the learner's side of the wire, with connections that can be cut and frozen
-    subject       the server, where the kit starts it
-    environments  what is played with environments, in order
+    environments  what is played with environments, in order, and what their rows must be
     samples       what is played with a data set, in order
-    examine       plays, goes away, refuses, and looks at what the server does then
+    examine       starts a server, plays, goes away, refuses, and looks at what it does then
 """

@@ -86,22 +86,13 @@ class Checklist:
         self._kept: Counter[str] = Counter()
         self._broken: dict[str, list[str]] = {}
 
-    def kept(self, key: str) -> None:
-        """Note that a sentence was tested and held."""
+    def note(self, key: str, problem: str | None = None) -> None:
+        """Note that a sentence was tested and held; or the problem, which says where and how."""
         assert key in self.contract.sentences
-        self._kept[key] += 1
-
-    def broken(self, key: str, words: str) -> None:
-        """Note that a sentence did not hold; `words` say where and how."""
-        assert key in self.contract.sentences
-        self._broken.setdefault(key, []).append(words)
-
-    def hold(self, key: str, problem: str | None) -> None:
-        """Note that a sentence held if there is no problem, else the problem."""
         if problem is None:
-            self.kept(key)
+            self._kept[key] += 1
         else:
-            self.broken(key, problem)
+            self._broken.setdefault(key, []).append(problem)
 
     @property
     def problems(self) -> dict[str, list[str]]:

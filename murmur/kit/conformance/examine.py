@@ -5,9 +5,14 @@ others are refused because the learner is full, and reconnect, as the contract h
 """
 
 import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import grpc
 
@@ -16,8 +21,7 @@ from murmur.kit.conformance.environments import EnvironmentPlayer
 from murmur.kit.conformance.peer import Ended, Peer, Session, Silent, Status
 from murmur.kit.conformance.play import Limits, Unplayable
 from murmur.kit.conformance.samples import SamplePlayer
-from murmur.kit.conformance.subject import Subject, started
-from murmur.shared.process.errors import ConnectionLostError, SpecError
+from murmur.shared.process.errors import ConfigError, ConnectionLostError, SpecError
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import CredentialFolder
@@ -28,6 +32,8 @@ _STATUSES: dict[str, Status | None] = {
     "OK": None,
     "INTERNAL": (grpc.StatusCode.INTERNAL, "conformance: something went wrong"),
 }
+_LAST_WORDS = 400  # characters of a server's output that are shown
+_KILL_AFTER_S = 15.0
 # How the learner leaves after each act; the contract's keys "again ..." say what must follow.
 _CONSEQUENCES = (*_STATUSES, "cut", "frozen", "GOAWAY")
 _FULL: Status = (grpc.StatusCode.RESOURCE_EXHAUSTED, "conformance: one session at a time")
@@ -38,6 +44,62 @@ REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
+
+
+class Subject:
+    """The server under examination, where the kit itself starts it: a child process."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        """Take over a process that writes its output to `log`."""
+        self._process, self._log = process, log
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
+
+    def terminate(self) -> None:
+        """Send the process SIGTERM."""
+        self._process.terminate()
+
+    async def code(self, timeout_s: float) -> int | None:
+        """Return the process's exit code; None if it does not end in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return await asyncio.to_thread(self._process.wait, timeout_s)
+        return None
+
+    def last_message(self) -> str:
+        """Return the end of the process's output."""
+        return " ".join(self._log.read_text(errors="replace")[-_LAST_WORDS:].split())
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str]) -> Iterator[Subject]:
+    """Start a command; end it with the block, if not before, with all that it starts.
+
+    Raises:
+        ConfigError: if there is no such program.
+    """
+    with tempfile.NamedTemporaryFile(prefix="murmur-conformance-") as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot start '{command[0]}': {error.strerror}") from None
+        try:
+            yield Subject(process, Path(log.name))
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_AFTER_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 class Examination:
@@ -93,7 +155,7 @@ class Examination:
         """
         async with self._peer:
             ready(self._peer.port)
-            with started(command) if command else nullcontext() as self._subject:
+            with started(command) if command else contextlib.nullcontext() as self._subject:
                 try:
                     complete = await self._play_acts(acts)
                 except Unplayable:
@@ -119,7 +181,7 @@ class Examination:
         if session.problem:
             # Once a Hello has come, a server that was refused may be on its way out.
             if self._player is None or not session.silent:
-                self.checklist.broken("hello", session.problem)
+                self.checklist.note("hello", session.problem)
             return grpc.StatusCode.FAILED_PRECONDITION, session.problem
         assert session.hello is not None
         if session.hello.mode == pb.MODE_EVALUATE:
@@ -175,12 +237,12 @@ class Examination:
                 self._player = kind(hello, self.checklist, self._limits)
             problem = problem or self._player.check_hello(hello)
         except SpecError as error:
-            self.checklist.broken("hello", str(error))
+            self.checklist.note("hello", str(error))
             raise Unplayable from None
-        self.checklist.hold("hello", problem)
+        self.checklist.note("hello", problem)
         if self._secured:
             wrong = None if session.role == "environment" else f"its role is '{session.role}'"
-            self.checklist.hold("credentials", wrong)
+            self.checklist.note("credentials", wrong)
 
     # --- the acts
 
@@ -201,15 +263,15 @@ class Examination:
                 timeout_s = self._limits.frozen_s if frozen else self._limits.again_s
                 session = await self._next(timeout_s)
                 if session is None:
-                    self.checklist.broken(f"again {how}", self._nobody(timeout_s))
+                    self.checklist.note(f"again {how}", self._nobody(timeout_s))
                     return False
-                self.checklist.kept(f"again {how}")
+                self.checklist.note(f"again {how}")
             self._say(act.name)
             try:
                 await act.play(session)
-                self.checklist.kept("stays")
+                self.checklist.note("stays")
             except (Ended, Silent) as error:
-                self.checklist.broken(act.key, f"{act.name}: {error}")
+                self.checklist.note(act.key, f"{act.name}: {error}")
             await self._leave(session, consequence)
             how, session = consequence, None
         if only:
@@ -247,13 +309,13 @@ class Examination:
             if time.monotonic() > deadline or (self._subject is not None and self._subject.ended):
                 came = any(who == name for _, who in self._refused)
                 key = "again full" if came else f"again {how}"
-                self.checklist.broken(key, self._nobody(refusals * self._limits.again_s))
+                self.checklist.note(key, self._nobody(refusals * self._limits.again_s))
                 return False
-        self.checklist.kept(f"again {how}")
+        self.checklist.note(f"again {how}")
         times = [when for when, who in self._refused if who == name][:refusals]
         took = times[-1] - times[0]
         hurry = f"it connected {refusals} times within {took:.2f} s" if took < 0.5 else None
-        self.checklist.hold("again full", hurry)
+        self.checklist.note("again full", hurry)
         return True
 
     async def _drain(self) -> None:
@@ -262,13 +324,13 @@ class Examination:
         self._say("told to stop")
         session = await self._next(self._limits.again_s)
         if session is None:
-            self.checklist.broken("drain", self._nobody(self._limits.again_s))
+            self.checklist.note("drain", self._nobody(self._limits.again_s))
             return
         assert self._player is not None
         try:
             await self._player.until_ended(session, self._subject.terminate)
         except Silent as error:
-            self.checklist.broken("drain", f"{error} after SIGTERM")
+            self.checklist.note("drain", f"{error} after SIGTERM")
             return
         except Ended:
             in_order = await session.closed_in_order()
@@ -279,7 +341,7 @@ class Examination:
             problem = "it cancelled its stream instead of closing its side"
         elif code != 0:
             problem = "it does not end" if code is None else f"it ended with code {code}"
-        self.checklist.hold("drain", problem)
+        self.checklist.note("drain", problem)
 
     async def _refuse_for_good(self) -> None:
         """Refuse every session; none may connect a second time."""
@@ -290,7 +352,7 @@ class Examination:
         twice = next((n for n in names if names.count(n) > 1), None)
         problem = None if twice is None else f"'{twice}' reconnected after {REFUSALS[0].name}"
         if names:
-            self.checklist.hold("refused", problem)
+            self.checklist.note("refused", problem)
 
     def _refuse_everybody(self, code: grpc.StatusCode) -> None:
         self._expected = None
@@ -303,7 +365,7 @@ class Examination:
         self._refuse_everybody(code)
         with started(command) as self._subject:
             ended = await self._subject.code(self._limits.start_s)
-        self.checklist.hold("refused", _unless_two(ended, code.name))
+        self.checklist.note("refused", _unless_two(ended, code.name))
 
     async def _misled_process(
         self, command: Sequence[str], name: str, messages: Sequence[bytes]
@@ -314,12 +376,12 @@ class Examination:
         with started(command) as self._subject:
             session = await self._next(self._limits.start_s)
             if session is None:
-                self.checklist.broken("answers", f"{name}: {self._nobody(self._limits.start_s)}")
+                self.checklist.note("answers", f"{name}: {self._nobody(self._limits.start_s)}")
                 return
             for message in messages:
                 await session.write(message)
             ended = await self._subject.code(self._limits.again_s)
-        self.checklist.hold("answers", _unless_two(ended, name))
+        self.checklist.note("answers", _unless_two(ended, name))
 
 
 def _unless_two(code: int | None, what: str) -> str | None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from murmur.env_service.checks import digests
 from murmur.env_service.sources.source import BrokenSample, check_classes
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.peer import Session
 from murmur.kit.conformance.play import GARBAGE, Act, Limits, Stream, welcome
-from murmur.kit.conformance.rows import digest
 from murmur.shared.process.errors import SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.framing import varint
@@ -101,7 +101,7 @@ class SamplePlayer:
             for at in range(0, asked, _FEW):
                 if at == _FEW and split == _TRAIN:
                     await asyncio.sleep(self._limits.delay_s)
-                    self._checklist.kept("patient")
+                    self._checklist.note("patient")
                 await supply.ask(split, range(at, min(at + _FEW, asked)))
                 await supply.answer()
                 if time.monotonic() > enough:
@@ -117,7 +117,7 @@ class SamplePlayer:
             if k >= self._limits.rows:
                 break
         if self._seen:
-            self._checklist.kept("encodings")
+            self._checklist.note("encodings")
 
     async def _nothing_to_send(self, session: Session) -> None:
         """Ask for no sample for a while."""
@@ -208,7 +208,7 @@ class _Supply(Stream):
             "samples", name, lambda message: self._codec.receive(message, grant)
         )
         if broken:
-            self.checklist.kept("named")
+            self.checklist.note("named")
         lost = {b.index for b in broken}
         good = [index for index in grant.indices if index not in lost]
         found: dict[int, Digests] = dict.fromkeys(lost, _NO_SAMPLE)
@@ -216,32 +216,32 @@ class _Supply(Stream):
         for row, index in enumerate(good):
             sample = {name: array[row] for name, array in arrays.items()}
             self._examine(sample, f"sample {index} {where}")
-            found[index] = digest(sample)
-        for index, digests in found.items():
-            before = self._seen.setdefault((grant.split, index), digests)
-            if before is not digests:
+            found[index] = digests(sample)
+        for index, seen in found.items():
+            before = self._seen.setdefault((grant.split, index), seen)
+            if before is not seen:
                 words = f"sample {index} {where} is not what it was on an earlier stream"
-                self.checklist.hold("repeats", None if before == digests else words)
+                self.checklist.note("repeats", None if before == seen else words)
 
     async def expect_nothing(self) -> None:
         """Check that no message comes while no grant is open."""
         await asyncio.sleep(_QUIET_S)
         early = "a message came that answers no grant" if self.session.unread else None
-        self.checklist.hold("unasked", early)
+        self.checklist.note("unasked", early)
 
     def _examine(self, sample: dict[str, Array], which: str) -> None:
         """Check the values of a sample."""
         for name, array in sample.items():
             if array.dtype.kind == "f":
                 wrong = f"'{name}' of {which} holds NaN or infinity"
-                self.checklist.hold("finite", None if np.isfinite(array).all() else wrong)
+                self.checklist.note("finite", None if np.isfinite(array).all() else wrong)
         if MASK in sample:
             mask, problem = np.asarray(sample[MASK], np.uint8), None
             try:
                 check_classes(mask, self._spec, f"the mask of {which}")
             except BrokenSample as broken:
                 problem = broken.detail
-            self.checklist.hold("classes", problem)
+            self.checklist.note("classes", problem)
 
 
 def _encoded(grant: Grant, encoding: int) -> bytes:
