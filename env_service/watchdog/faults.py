@@ -245,7 +245,8 @@ class SessionHeartbeat:
             self.steps[:] += 1
             self.steps[restart] = 0
         head, at = self.whole.head, self.at
-        head[1], head[2], at[0], at[1] = self.first, len(self.steps), -1, 0
+        head[1], head[2] = self.first, len(self.steps)
+        at[0], at[1] = -1, 0
         head[0] += _ONE
 
     def leave(self) -> None:

@@ -236,7 +236,8 @@ class Recorder:
             ConfigError: if the environment draws nothing, and has to.
         """
         if timestep.step_type[0] == StepType.FIRST:  # an evaluation that broke is played again
-            self.snapshots, self.every, self._rows = [], 1, 0
+            self.snapshots = []
+            self.every, self._rows = 1, 0
             self.frames_per_second = getattr(environment, "frames_per_second", 0)
         try:
             state = dict(environment.render_state(0))
