@@ -43,7 +43,6 @@ ENTRIES = {
         "forward",
         "_explores",
         "_turn",
-        "_fed",
     ),
     *("_fit", "_improve", "_steps", "_choose_block"),
     *("_values_of_rows", "_learnable", "_completed"),

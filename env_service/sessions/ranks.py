@@ -40,7 +40,7 @@ _FULL_S = 10.0  # a learner that refused a session because it was full is avoide
 
 
 class SessionStream(Protocol):
-    """A session's stream to its learner.
+    """A session's stream to its learner; see `Call` in worker.py.
 
     Attributes:
         written: number of messages sent.

@@ -1,4 +1,4 @@
-"""The sessions of a worker process, which play the learner's actions in their environments.
+"""The sessions of a worker process: their streams, and the learner's actions in environments.
 
 A worker is one process with one thread, so it uses one core. Its sessions take turns: while one
 steps its environments, which blocks the event loop on purpose, the other's observation and its
@@ -51,7 +51,9 @@ _CLOSE_S = 1.0  # how long it waits for the learner to end a stream
 
 
 class Call:
-    """A stream; its end raises Disconnected. Used by one asyncio task; any may cancel it.
+    """A stream to the learner, of any messages; its end raises Disconnected.
+
+    Used by one asyncio task; any may cancel it.
 
     Attributes:
         written: number of messages sent.
@@ -157,7 +159,7 @@ def _told_to_end() -> bool:
 
 
 class Stream(Call):
-    """One stream to the learner, in lockstep after `greet`. Used by one asyncio task.
+    """A stream of observations and actions, in lockstep after `greet`. Used by one asyncio task.
 
     Attributes:
         updates: number of updates of the policy that answered last.

@@ -228,9 +228,9 @@ def _body(
     encoder: Encoder | None = None,
     trains: bool = True,
 ) -> nn.Module:
-    """Build the plug-in's own network or linear layers over an encoder; see `build_network`."""
+    """Build all of a network but its recurrent unit; arguments are those of `build_network`."""
     name, options = net.name, net.options
-    if net.recurrent:  # its outputs are those of the unit that it feeds
+    if net.recurrent:  # its outputs feed the recurrent unit
         num_outputs = net.recurrent
         if isinstance(options, LayersConfig):
             options = options.model_copy(update={"output_gain": 1.0})

@@ -353,11 +353,11 @@ class Algorithm(ABC, Generic[B]):
 
 
 class ActionsError(SpecError):
-    """Actions that an algorithm cannot take. `build_algorithm` puts its name before the message."""
+    """Refusal of an environment's actions; `build_algorithm` adds the algorithm's name."""
 
 
 def require_discrete(spec: EnvSpec) -> int:
-    """The number of actions.
+    """Return the number of actions to choose from.
 
     Raises:
         ActionsError: if they are not discrete.
@@ -402,7 +402,7 @@ def require_single(spec: EnvSpec) -> None:
 
 
 def require_bounds(spec: EnvSpec) -> tuple[float, float]:
-    """The lowest and the highest number of continuous actions.
+    """Return the lowest and the highest number of continuous actions.
 
     Raises:
         ActionsError: if they are not finite, or not those of all numbers.

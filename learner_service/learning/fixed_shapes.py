@@ -3,7 +3,7 @@
 1. `load` copies the small arrays of a batch, one number or a few of each row, to buffers with room
    for more rows than any batch has; what counts of them is in `numbers`, on the device.
 2. `pack` feeds blocks of rows of one size to the networks, and keeps what minibatches are gathered
-   from, all arrays side by side: see `packed_rows`. One graph.
+   from, all arrays side by side: see `packed`. One graph.
 3. `prepare` computes returns, weights and the order of all passes in those buffers. One graph.
 4. `gather` copies the rows of a block of minibatches to where the graphs of steps read them.
 
@@ -157,7 +157,7 @@ class FixedShapes:
         return self._algorithm._capture(name, on_block, in_place=True)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of this shape that stays where it is for as long as its shape does."""
+        """Return the buffer of this name; a graph may read it until its shape changes."""
         found = self._buffers.get(name)
         if found is None or found.shape != shape or found.dtype != dtype:
             found = torch.zeros(shape, dtype=dtype, device=self._algorithm._device)
@@ -165,11 +165,11 @@ class FixedShapes:
         return found
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """The buffers whose names begin like this."""
+        """Return the buffers with names that begin with `prefix`."""
         return {name: x for name, x in self._buffers.items() if name.startswith(prefix)}
 
     def expected_bytes(self, rows: int) -> float:
-        """Memory of buffers, of packed rows and of the graphs' pool.
+        """Estimate the memory of buffers, of packed rows and of the graphs' pool, bytes.
 
         Args:
             rows: joint rows of an update, unrolls' last ones included.
@@ -247,7 +247,7 @@ class FixedShapes:
             self._envs = _room_for(wanted["envs"])
 
     def _most_steps(self, steps: int) -> int:
-        """Rows of the longest unroll that is to be expected, the last one included."""
+        """Return the expected number of rows of the longest unroll, its last one included."""
         configured = self._algorithm._config.unroll_steps
         if configured:
             return max(steps, configured + 1)
@@ -328,7 +328,7 @@ class FixedShapes:
             yield start, stop
 
     def fed(self, given: Arrays) -> tuple[dict[str, Tensor], Tensor, RecurrentState | None]:
-        """Observations [R, A, ...], actions and the policy's recurrent state of a block's rows."""
+        """Return a block's observations [R, A, ...], actions and the policy's recurrent state."""
         flat = {k.partition("/")[2]: x for k, x in given.items()}
         memory, state = flat.pop("memory", None), None
         if memory is not None:
@@ -358,7 +358,7 @@ class FixedShapes:
             yield start, start + len(index)
 
     def fed_last(self, given: Arrays) -> tuple[dict[str, Tensor], RecurrentState | None]:
-        """Observations of a block of `last_rows`, and the policy's recurrent state."""
+        """Return observations of a block of `last_rows`, and the policy's recurrent state."""
         if self._algorithm.memory_size:
             obs, _, state = self.fed(given)
             return obs, state
@@ -368,13 +368,13 @@ class FixedShapes:
 
     @torch.no_grad()
     def _of_rows(self, given: Arrays, *, again: bool) -> Outputs:
-        """A block of `pack`, which may be captured."""
+        """Feed a block of `pack` to the networks and pack its rows; may be captured."""
         algorithm = self._algorithm
         obs, action, state = self.fed(given)
         values = {}
         if again:
             obs, action = algorithm.redrawn(obs, action, state)
-        inputs, columns = algorithm._fed(obs, action)
+        inputs, columns = algorithm._inputs_and_columns(obs, action)
         if not again:
             values = algorithm._values_of_rows(inputs, _both(state), action, obs)
         arrays = _named_inputs("actor", inputs[0])
@@ -573,7 +573,7 @@ class FixedShapes:
 
 
 def dealt_to(place: Tensor, width: int, number: Tensor | int, skipped: Tensor | int) -> Tensor:
-    """Number in the pack of the unit that a place gets; less than 0: none.
+    """Return the number in the pack of the unit that a place gets; less than 0: none.
 
     Args:
         place: number of the place; minibatches have theirs one behind the other.
@@ -587,14 +587,14 @@ def dealt_to(place: Tensor, width: int, number: Tensor | int, skipped: Tensor | 
 
 
 def _both(state: RecurrentState | None) -> tuple[RecurrentState | None, RecurrentState | None]:
-    """The recurrent states of policy and critic; see `recurrent_states`."""
+    """Return the recurrent states of policy and critic; see `recurrent_states`."""
     if state is None:
         return None, None
     return state, RecurrentState(torch.zeros_like(state.memory), state.first)
 
 
 def _room_for(count: int) -> int:
-    """The power of two that holds a few times as many."""
+    """Return the power of two that is at least `_HEADROOM` times `count`."""
     return 1 << math.ceil(math.log2(_HEADROOM * count))
 
 
@@ -608,6 +608,6 @@ def _inputs(name: str, found: dict[str, Tensor]) -> Inputs:
 
 
 def _named_inputs(name: str, inputs: Inputs) -> dict[str, Tensor]:
-    """The inputs of a network by name."""
+    """Return the inputs of a network by name."""
     parts = {f"{name}/stored": inputs.stored, f"{name}/vector": inputs.vector}
     return {k: x for k, x in parts.items() if x is not None}

@@ -1,7 +1,8 @@
-"""On-policy updates on a GPU: CUDA graphs of the steps on a few minibatches each.
+"""On-policy updates on a GPU: each stage is one CUDA graph of the steps on a block of minibatches.
 
-Their number does not depend on that of environments. Of larger graphs there would be fewer to
-launch, and to capture one would take longer.
+An update replays it for each block, so the graphs do not depend on the number of environments.
+Larger blocks would need fewer launches, but a longer capture. FixedShapes fills the buffers that
+the graphs read.
 """
 
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, Round
 
 
 class GraphedAlgorithm(OnPolicyAlgorithm):
-    """OnPolicyAlgorithm that captures its updates on a GPU. Used by the thread that learns."""
+    """Captures the updates of an OnPolicyAlgorithm on a GPU. Used by the thread that learns."""
 
-    # Of a stage: inputs and columns that it does not need.
+    # stage -> inputs and columns that its steps do not read
     _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     @override
@@ -32,15 +33,17 @@ class GraphedAlgorithm(OnPolicyAlgorithm):
     @override
     def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
         fixed, rounds = self._fixed, self._rounds()
+        # 1. Inputs, values, returns, weights and the order of all passes: `_rows` and `shuffled`.
         fixed.load(arrays, number)
         arrays = self._completed(arrays)
         words = fixed.pack(arrays)
         fixed.prepare(words)
         memory = arrays["memory"][0] if self.memory_size else None
+        # 2. Steps, one replay for each block of minibatches.
         for names in rounds:
             seen = words
             for k in range(self._config.data_passes):
-                if k and self.transforms.draws:
+                if k and self.transforms.draws:  # each pass but the first sees other changes
                     seen = fixed.pack(arrays, again=True)
                     fixed.add_columns(seen)
                 for name in names:

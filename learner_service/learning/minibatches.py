@@ -100,7 +100,7 @@ def number_of_minibatches(
     width: int = 0,
     block: int = 1,
 ) -> int:
-    """Minibatches of a pass, the same on all ranks.
+    """Return the number of minibatches of a pass, the same on all ranks.
 
     Args:
         number: configured number of minibatches.
@@ -120,7 +120,7 @@ def number_of_minibatches(
 
 
 def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
-    """Standard deviations over each parameter group's rows, [..., S].
+    """Return standard deviations over each parameter group's rows, [..., S].
 
     Args:
         x: [..., M, A].
@@ -166,7 +166,7 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
 
 
 def recurrent_states(batch: Rollout) -> tuple[RecurrentState, RecurrentState]:
-    """Initial states of policy and critic for a batch of a recurrent policy.
+    """Return initial states of policy and critic for a batch of a recurrent policy.
 
     The policy starts from the state that it had when it acted. A critic does not act, so it starts
     from zeros at the unroll's first row.
@@ -215,7 +215,7 @@ class Rows:
         self._units = counted.nonzero().squeeze(1)
 
     def of_single_agents(self) -> "Rows":
-        """The same with each agent's row as a joint row of one agent, [R * A, 1, ...].
+        """Return the same rows with each agent's as a joint row of one agent, [R * A, 1, ...].
 
         Minibatches are then of agents' rows: agents must share one parameter group, and no network
         may mix them.
@@ -301,7 +301,7 @@ class Imitation(NamedTuple):
     expert_mask: Tensor | None
 
     def without_expert_rows(self, weight: Tensor) -> Tensor:
-        """Weights [M, A] of other losses of the policy, 0 where an expert was asked."""
+        """Return weights [M, A] of the policy's other losses, 0 where an expert was asked."""
         return weight if self.expert_mask is None else weight.masked_fill(self.expert_mask, 0)
 
 

@@ -1,7 +1,8 @@
 """The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
 
-On a CPU an update is `_rows`, then the stages' steps on each pass's minibatches. On a GPU it is a
-few CUDA graphs: see graphed.py.
+`OnPolicyAlgorithm.update` is the whole of it. On a CPU it finds returns and weights of all rows
+(`_rows`), deals these to minibatches and runs the stages' steps on them. On a GPU it replays CUDA
+graphs, which do the same to padded rows: see graphed.py and fixed_shapes.py.
 """
 
 import math
@@ -37,7 +38,7 @@ from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
 Round = tuple[str, ...]  # stages of an update's round, by name: all passes go through these
 _MOST_AT_ONCE = 16  # minibatches of a graph
-_ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
+_ROOM = 33 / 32  # places of a fixed-size minibatch per expected unit: their number is rounded
 
 
 class Schedule:
@@ -164,6 +165,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         """
         c, arrays = self._config, batch.arrays
         self._schedule.set(self._counts["updates"])
+        # 1. The number of minibatches, the same on all ranks.
         if self._static and self.memory_size:  # a graph has one number of steps
             own = {"steps": max(self._longest, len(arrays["step_type"]))}
             self._longest = round(self._group.agree(own, "max")["steps"])
@@ -178,6 +180,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
             width=self._width,
             block=self._block,
         )
+        # 2. Rows, then the steps of each round, pass and minibatch.
         if self._static:
             self._learn_in_graphs(arrays, number)
         else:
@@ -196,6 +199,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
                             self._each_stage[name](minibatches)
                 if names is not rounds[-1]:
                     rows = self._after_round(rows, names)
+        # 3. Learning rates as checkpoints keep them, and what is logged.
         self._schedule.restore()
         self._counts["updates"] += 1
         scalars = self._scalars(self._total, self._batch_scalars)
@@ -203,14 +207,14 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
 
     @torch.no_grad()
     def _rows(self, batch: Rollout) -> Rows:
-        """Return what minibatches are of; keep what `_scalars` needs of the batch."""
+        """Return inputs, columns and weights of all rows; keep the scalars of the batch."""
         arrays = self._completed(batch.arrays)
         batch = Rollout(arrays, [])
         length, envs = arrays["step_type"].shape
         obs = {name: x.flatten(0, 1) for name, x in observed(arrays).items()}
         action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
         action = action if action.is_floating_point() else action.long()
-        inputs, seen = self._fed(obs, action)
+        inputs, seen = self._inputs_and_columns(obs, action)
         states: RecurrentStates = recurrent_states(batch) if self.memory_size else (None, None)
         values = self._values_of_rows(inputs, states, action, obs, envs)
         values = {name: x.view(length, envs, -1) for name, x in values.items()}
@@ -221,14 +225,18 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         actor, critic = (state and state.without_last() for state in states)
         return Rows(*inputs, columns, weight, self._sharing, actor, critic, self._group)
 
-    def _fed(
+    def _inputs_and_columns(
         self, obs: dict[str, Tensor], action: Tensor
     ) -> tuple[tuple[Inputs, Inputs], dict[str, Tensor]]:
-        """Return what rows of observations and actions [R, A, ...] are fed and compared to.
+        """Return the networks' inputs of rows, and the columns that their losses read.
+
+        Args:
+            obs: name -> [R, A, ...].
+            action: [R, A, ...].
 
         Returns:
-            inputs of actor and critic, the same object where both are fed alike; and columns: the
-            actions and, if they are observed, which ones are legal and what an expert would do.
+            inputs of actor and critic, the same object if both networks read the same; and columns:
+            actions and, if they are observed, masks of legal actions and actions of an expert.
         """
         inputs = self._actor_inputs(obs)
         critic = inputs
@@ -244,11 +252,11 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
 
     @torch.no_grad()
     def _redrawn_rows(self, rows: Rows, batch: Rollout) -> Rows:
-        """Return rows of a batch with what was seen and done changed at random."""
+        """Return rows of a batch with observations and actions changed at random."""
         count = len(rows.weight)
         obs = {name: x.flatten(0, 1)[:count] for name, x in observed(batch.arrays).items()}
         obs, action = self.redrawn(obs, rows.columns["action"][:count], rows.actor_state)
-        (actor, critic), seen = self._fed(obs, action)
+        (actor, critic), seen = self._inputs_and_columns(obs, action)
         return replace(rows, actor=actor, critic=critic, columns=rows.columns | seen)
 
     def redrawn(
@@ -303,17 +311,22 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
 
     @abstractmethod
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
-        """Return functions that step on minibatches, by name; they add to `_total`.
+        """Return functions that step on a pass's minibatches, by name; they add to `_total`.
 
-        A pass goes through those of its round one after the other; each may be captured.
+        A pass runs those of its round one after the other; each may be captured.
         """
 
     @abstractmethod
     def _scalars(self, total: Tensor, batch_scalars: Tensor) -> Tensor:
-        """Return `_logged` of sums over minibatches, and of what `_learnable` found."""
+        """Return the scalars of `_logged`.
+
+        Args:
+            total: sums over minibatches as the stages add them, last the number that count.
+            batch_scalars: last result of `_learnable`.
+        """
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a batch's arrays with what it lacks."""
+        """Return a batch's arrays with those that the algorithm adds, by default none."""
         return arrays
 
     def _rounds(self) -> Sequence[Round]:
@@ -334,7 +347,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
 
     @property
     def _width(self) -> int:
-        """Units of a minibatch, on a GPU: the same whatever the number of environments."""
+        """Return the units of a minibatch on a GPU, for any number of environments; else 0."""
         if not self._static:
             return 0
         c, steps = self._config, self._spec.max_episode_steps
@@ -347,13 +360,13 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
 
     @property
     def _block(self) -> int:
-        """Minibatches of a graph."""
+        """Return the number of minibatches of a graph, a divisor of `batch_number`."""
         number = self._config.batch_number
         return max(k for k in range(1, _MOST_AT_ONCE + 1) if number % k == 0)
 
     @property
     def _rows_at_once(self) -> int:
-        """Joint rows that networks are fed at once on a GPU; environments with memory."""
+        """Return the joint rows, with memory environments, of one forward pass on a GPU."""
         if self.memory_size:
             return self._width
         agents, width = self._spec.num_agents, self._width
@@ -364,9 +377,9 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         return max(1, min(most // agents, whole))
 
     def _call(self, step: Captured, given: Mapping[str, Tensor], **options: int) -> Outputs:
-        """Run a graph, a few of them ahead of the device at most.
+        """Run a graph, at most a few of them ahead of the device.
 
-        What it returns the next call overwrites.
+        The next call overwrites the outputs.
         """
         outputs = step(given, **options)
         self._pace.given()

@@ -239,7 +239,7 @@ class ValueNorm(nn.Module):
         group: Group = ALONE,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Clip returns to what is plausible, and update the statistics by them.
+        """Clip returns to plausible ones, and update the statistics by these.
 
         A parameter group without a return that counts keeps its statistics.
 
@@ -253,7 +253,7 @@ class ValueNorm(nn.Module):
         Returns:
             [R, A] returns, clipped.
         """
-        # 1. What is outside the reach of the statistics so far, and of the batch's crowd.
+        # 1. Clip what both the statistics so far and the batch's crowd make implausible.
         valid = counted > 0
         mean, std = self.statistics()
         started = of_agents(self.weight, self._sharing) > 0

@@ -117,8 +117,8 @@ class ServingStats:
         session.episode_return += timestep.reward.sum(1)
         untrained = self.progress.updates == 0
         if self._num_agents > 1 and (untrained or not all_mid):
-            # Rows that reward one agent and punish another: such agents compete. Of a policy that
-            # has learned, episodes' last rows alone.
+            # Agents compete if a row rewards one and punishes another. Once the policy has learned,
+            # only the last rows of episodes are counted.
             reward = timestep.reward if untrained else timestep.reward[step_type == _LAST]
             counts = self.progress.rewards_at_odds
             counts[0] += int(reward.any(1).sum())

@@ -3,8 +3,8 @@
 The batcher's terms and behaviour are those of Triton's dynamic batcher: whatever is pending goes as
 one batch as soon as the device is free; only if a preferred size is set does the oldest request
 wait, and never longer than the limit. It never waits for all sessions, which would undo double
-buffering (except in sync mode, where waiting for everyone is the point). Arrays are NumPy's here,
-no tensors yet.
+buffering (except in sync mode, where waiting for everyone is the point). Requests hold NumPy's
+arrays, views of the messages: they become tensors in `staging`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
 
 @dataclass(eq=False)
 class EnvSession:
-    """State of a session. Written by the inference thread, but for `closed`.
+    """State of a session. Written by the inference thread, except `closed` and `given_up`.
 
     Attributes:
         worker_id: name of the worker, for logs.
@@ -44,7 +44,7 @@ class EnvSession:
         num_envs: number of environments, n.
         first_slot: the environments sit in slots first_slot .. first_slot + n - 1; -1: the session
             evaluates.
-        closed: whether the stream is gone, set by the server; no request is answered any more.
+        closed: whether the stream is gone, set by the event loop; no request is answered any more.
         waiting: whether the last time step is kept and not answered yet.
         resumed: whether its first rows were counted before the checkpoint that the run continued
             from.
@@ -52,7 +52,8 @@ class EnvSession:
         unrolls: number of unrolls begun.
         messages: number of time steps that came, [n, ...] each.
         complete: whether its evaluation has been reported.
-        given_up: whether the worker has said that it gives up its evaluation.
+        given_up: whether the worker has said that it gives up its evaluation, set by the event
+            loop.
         answered: time.monotonic() of the last answer; 0 before the first.
         episode: [n] number of the episode under way in each slot.
         started: [n] index into `taken` of the first action of the episode under way.

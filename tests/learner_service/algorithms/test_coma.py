@@ -55,8 +55,10 @@ def test_only_runs_of_before_an_option_keep_what_they_knew(model: type[Config]) 
     without_advantage = model(**whole)
     assert (without_advantage.advantage, without_advantage.normalize_rewards) == ("critic", True)
     del whole["normalize_rewards"]
+    whole["gamma"] = 0.99  # a run keeps its whole configuration: the default of then
     earliest = model(**whole)
     assert (earliest.advantage, earliest.normalize_rewards) == ("critic", False)
+    assert (earliest.gamma, model().gamma) == (0.99, 0.95)
     for said in ({"td_lambda": 0.5}, {"normalize_rewards": False}, whole | {"advantage": "return"}):
         found = model(**said)
         assert found.advantage == said.get("advantage", default)

@@ -240,12 +240,12 @@ def test_a_centralized_critic_is_told_whose_turn_it_is() -> None:
     arrays = random_game(0)
     obs = {k.removeprefix(OBSERVATION): x[0] for k, x in arrays.items() if OBSERVATION in k}
     action = torch.zeros(AGENTS)  # critics of values are not told
-    (actor, critic), _ = mappo._fed(obs, action)
+    (actor, critic), _ = mappo._inputs_and_columns(obs, action)
     assert actor.vector.shape[-1] == 2 + AGENTS  # what is seen, and the agent's number
     turns = obs[TURN_MASK].float().unsqueeze(1).expand(-1, AGENTS, -1)
     assert torch.equal(critic.vector[..., -AGENTS:], turns)
     assert mappo._critic_inputs.shape.vector == critic.vector.shape[-1]
-    assert ippo._fed(obs, action)[0][1].vector.shape[-1] == 2 + AGENTS
+    assert ippo._inputs_and_columns(obs, action)[0][1].vector.shape[-1] == 2 + AGENTS
 
 
 def test_updates_count_an_agents_turns_alone() -> None:
