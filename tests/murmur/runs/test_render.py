@@ -225,9 +225,7 @@ def test_long_episodes_are_thinned_to_a_bounded_number_of_frames() -> None:
 
 
 @pytest.mark.parametrize("folder", ["logs/serve.log", ""])
-def test_a_run_whose_log_cannot_be_written_is_served_all_the_same(
-    tmp_path: Path, folder: str
-) -> None:
+def test_a_run_whose_log_cannot_be_written_is_served(tmp_path: Path, folder: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     if folder:
