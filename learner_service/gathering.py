@@ -175,8 +175,9 @@ class RankSync:
         own["updates_skipped"] /= group.size  # all ranks skip an update together
         own |= {f"dropped {reason}": p.rows_dropped.get(reason, 0) for reason in _REASONS}
         own["rows_waiting"] = rows_waiting
+        waited_s = group.waited_s  # before this line's own exchanges
         total = group.agree(own, "sum")
-        received, waited = group.gather(p.rows_received), group.gather(group.waited_s)
+        received, waited = group.gather(own["rows_received"]), group.gather(waited_s)
         dropped = {reason: round(total[f"dropped {reason}"]) for reason in _REASONS}
         return {
             **{name: round(total[name]) for name in (*_SUMMED, "rows_waiting")},

@@ -209,14 +209,20 @@ def saved_policy(
         device,
         config.run.seed,
     )
-    load_whole(algorithm, state, name, config)
+    load_saved_algorithm(algorithm, state, name, config)
     return algorithm.evaluated(), config
 
 
-def load_whole(
+def load_saved_algorithm(
     algorithm: Algorithm[Any], state: Mapping[str, Any], name: str, config: ExperimentConfig
 ) -> None:
-    """Give an algorithm that was built from a checkpoint's configuration what the file holds of it.
+    """Load a checkpoint into an algorithm that was built from the checkpoint's configuration.
+
+    Args:
+        algorithm: algorithm to load into.
+        state: contents of the checkpoint.
+        name: name of the checkpoint, for messages.
+        config: configuration of the checkpoint.
 
     Raises:
         CheckpointError: if another release of the algorithm wrote it.

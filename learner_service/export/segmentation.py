@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from murmur.learner_service.algorithms.segmentation import Segmentation, network_input
-from murmur.learner_service.checkpoint.contents import buildable_config, load_whole, saved_source
+from murmur.learner_service.checkpoint.contents import (
+    buildable_config,
+    load_saved_algorithm,
+    saved_source,
+)
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
     FORMAT_VERSION,
@@ -118,7 +122,7 @@ def load_segmentation(state: Mapping[str, Any], name: str) -> Trained:
             f"checkpoint {name} is of algorithm '{config.algorithm.name}'; masks come from "
             "'segmentation' alone"
         )
-    load_whole(algorithm, state, name, config)
+    load_saved_algorithm(algorithm, state, name, config)
     return Trained(algorithm, Segmenter(algorithm.make_policy(), image_size(spec)), spec, config)
 
 

@@ -173,7 +173,7 @@ class SupervisedRun:
 
     Attributes:
         context: parts that do not depend on the source.
-        sessions: serves the sessions that send samples, and holds these.
+        sessions: server of the sessions that send samples; its store holds the samples.
         busy: False: evaluations are made by the learner itself.
         lacks_evaluator: False: it needs none.
     """

@@ -59,7 +59,7 @@ class SupplyDesk:
     """Serves all SUPPLY sessions of a run. Event loop, but for `wake`.
 
     Attributes:
-        store: samples of the run, as far as they have come; None before it is open.
+        store: samples that were received; None until the run is open.
         notices: notices of sources on what they change, ignore or guess.
         received_bytes: counter of what came over the wire.
     """

@@ -149,7 +149,10 @@ def find_run(target: Path | None, config: str | None = None, *, begun: bool = Fa
     Args:
         target: folder of the run; None: the newest one.
         config: configuration of the newest run; None: any.
-        begun: flag to find one without a checkpoint, too.
+        begun: flag to accept a run without a checkpoint, where the newest is meant.
+
+    Raises:
+        ConfigError: if there is none, or if both a folder and a configuration are given.
     """
     from murmur.runs.run_folder import RunFolder
     from murmur.shared.config.files import load

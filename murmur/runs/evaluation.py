@@ -1,7 +1,6 @@
 """Evaluation of a trained policy over the real wire, and of scripted baselines."""
 
 import json
-import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -123,15 +122,24 @@ def _serving_learner(
             # The run may come from another machine, whose networks this one has not.
             *("--set", "learner.metrics_host=127.0.0.1"),
         )
-        logs = run.logs if os.access(run.path, os.W_OK) else folder.logs
-        logs.mkdir(exist_ok=True)
-        learner = Child("serving learner", lambda _: command, logs / "serve.log")
+        learner = Child("serving learner", lambda _: command, _serve_log(run, folder.path))
         learner.start()
         try:
             yield f"127.0.0.1:{wait_for_port(folder, learner, say, 'serve.json')}"
         finally:
             learner.signal(signal.SIGTERM)
             learner.wait(15.0)
+
+
+def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
+    """Return the serving learner's log: in the run, or `elsewhere` if that cannot be written."""
+    log = run.logs / "serve.log"
+    try:
+        run.logs.mkdir(exist_ok=True)
+        log.open("ab").close()
+    except OSError:
+        return elsewhere / "serve.log"
+    return log
 
 
 def caveat_of_best(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:
@@ -210,8 +218,8 @@ def carried_forward(curves: NDArray[np.float64]) -> NDArray[np.float64]:
 class Recorder:
     """Recorder of the values that pictures of an episode need; pass its `take` as on_row.
 
-    Of an episode of more than 2 MOST_ROWS rows every second, fourth ... is kept, so its length does
-    not matter for memory.
+    Of the frames of an episode of more than 2 MOST_ROWS rows every second, fourth ... is kept, so
+    its length does not matter for memory. Other states are small, and paths are drawn through all.
 
     Attributes:
         snapshots: rows of the episode; empty if the environment cannot be drawn.
@@ -253,5 +261,5 @@ class Recorder:
             metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
             self.snapshots.append(Snapshot(state, metrics))
         self._rows += 1
-        if len(self.snapshots) > 2 * MOST_ROWS and not last:
+        if FRAME in state and len(self.snapshots) > 2 * MOST_ROWS and not last:
             self.snapshots, self.every = self.snapshots[::2], 2 * self.every

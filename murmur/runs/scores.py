@@ -153,7 +153,7 @@ class Pace:
         self._rows_at_start: int | None = None
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Take in a record of progress."""
+        """Take in a record of progress. The same record again changes nothing."""
         now, rows = float(record.get("seconds", 0.0)), record.get("rows_received")
         if not self._seen or now < self._seen[-1][0]:  # the learner went back to a checkpoint
             self._seen.clear()
@@ -161,6 +161,8 @@ class Pace:
         elif rows is not None and rows == self._rows_at_start and not self._run.offline:
             # Environments start.
             self._seen.clear()
+        elif now == self._seen[-1][0]:
+            self._seen.pop()
         self._seen.append((now, completed_shares(self._run, record)))
         while self._seen[0][0] < now - _PACE_S:
             self._seen.popleft()

@@ -129,15 +129,13 @@ _PATTERNS = {
     "float": r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
     r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
     rf"|[-+]?[0-9][0-9_]*{_BASE_60}\.[0-9_]*",
-    # To the microsecond, as Python has it; text with more digits stays text.
-    "timestamp": yaml.SafeLoader.timestamp_regexp.pattern.strip("^$").replace(
-        "[0-9]*))", "[0-9]{0,6}))"
-    ),
+    "timestamp": yaml.SafeLoader.timestamp_regexp.pattern.strip("^$"),
     "merge": "<<",
 }
 _WHOLE = {kind: re.compile(rf"(?:{p})\Z", re.VERBOSE) for kind, p in _PATTERNS.items()}
 # Numbers that YAML 1.1 and 1.2 read differently: leading zero, base 60, base 2, signed base 16.
 _TWO_NUMBERS = re.compile(r"[-+]?0[0-9_]*[1-9][0-9_]*|.*:.*|[-+]?0b.*|[-+]0x.*")
+_BELOW_MICROSECONDS = re.compile(r"\.[0-9]{6}[0-9]*[1-9]")
 
 
 def is_untyped(keys: str) -> bool:
@@ -288,9 +286,10 @@ def difference(a: object, b: object, at: str = "") -> str | None:
         if len(a) != len(b):
             return at
         pairs = [(f"{at}.{i}".lstrip("."), x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
-    else:  # repr tells -0.0 from 0.0, and times by their zone
-        exact = isinstance(a, float | datetime.datetime)
-        same = repr(a) == repr(b) if exact else a == b
+    elif isinstance(a, datetime.datetime) and isinstance(b, datetime.datetime):
+        return None if (a, a.utcoffset()) == (b, b.utcoffset()) else at
+    else:  # repr tells -0.0 from 0.0
+        same = a == b if not isinstance(a, float) else repr(a) == repr(b)
         return None if same else at
     return next(
         (found for key, x, y in pairs if (found := difference(x, y, key)) is not None), None
@@ -351,12 +350,13 @@ def _refuse_twice(where: str, keys: str, first: yaml.Node, again: yaml.Node) -> 
 
 
 def _check_scalar(node: yaml.ScalarNode, where: str, keys: str) -> None:
-    """Refuse text that its tag, the two versions of YAML or a float do not hold as one value.
+    """Refuse text that its tag, the two versions of YAML or Python do not hold as one value.
 
     What the versions read differently may stand where murmur's own types decide.
 
     Raises:
-        ConfigError: for a scalar with two readings, or beyond a float's range, with the fix.
+        ConfigError: for a scalar with two readings, beyond a float's range, or a time with parts of
+            a microsecond, with the fix.
         yaml.constructor.ConstructorError: for text that is not of its tag's kind.
     """
     text, kind = node.value, node.tag.removeprefix(_TAG)
@@ -364,14 +364,18 @@ def _check_scalar(node: yaml.ScalarNode, where: str, keys: str) -> None:
     if kind in _WHOLE and not any(_WHOLE[each].match(text) for each in kinds):
         problem = f"{short(text)} is no {kind}"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-    at = f"{where}, line {_line(node)}: "
+    at = f"{where}, line {_line(node)}: " + (f"{keys}: " if keys else "")
     word = kind == "bool" and _WORDS.fullmatch(text) and is_untyped(keys)
     if word or (kind in ("int", "float") and _TWO_NUMBERS.fullmatch(text)):
-        shown = f"{keys}: " if keys else ""
         what = "true or false" if word else "the number with its decimal digits alone"
         raise ConfigError(
-            f"{at}{shown}{text} is not the same in YAML 1.1 and YAML 1.2; write {what}, or "
+            f"{at}{text} is not the same in YAML 1.1 and YAML 1.2; write {what}, or "
             f'"{text}" in quotes'
+        )
+    if kind == "timestamp" and _BELOW_MICROSECONDS.search(text):
+        raise ConfigError(
+            f"{at}{short(text)} has parts of a microsecond, which Python's datetime lacks; cut "
+            "them, or put it in quotes"
         )
     digits = text.replace("_", "").lower()
     if kind == "float" and not digits.endswith(("inf", "nan")):
@@ -434,7 +438,20 @@ def _plain_scalar(value: object, where: str) -> object:
         )
     if isinstance(value, int) and abs(value) >= _TOO_LONG:
         raise ConfigError(f"{where}: a whole number of more than 4000 digits; give fewer")
+    if isinstance(value, datetime.datetime) and (value.fold or not _has_plain_zone(value)):
+        raise ConfigError(
+            f"{where}: {short(value)} has a time zone that YAML cannot say; give it in UTC or "
+            "with an offset in whole minutes"
+        )
     return value
+
+
+def _has_plain_zone(value: datetime.datetime) -> bool:
+    """Return whether YAML can express a time's zone: none, or an offset in minutes."""
+    if not isinstance(value.tzinfo, datetime.timezone | None):
+        return False
+    offset = value.utcoffset()
+    return offset is None or not offset % datetime.timedelta(minutes=1)
 
 
 def short(value: object) -> str:

@@ -150,7 +150,14 @@ def handled(
     numbers: Iterable[signal.Signals],
     handler: Callable[[int, FrameType | None], None] | signal.Handlers,
 ) -> Iterator[None]:
-    """Handle signals during the block as `handler` says; only in the main thread."""
+    """Set a handler of signals for the block, then restore those before it.
+
+    On a thread other than the main one nothing changes.
+
+    Args:
+        numbers: signals to handle.
+        handler: function, SIG_IGN or SIG_DFL, as `signal.signal` takes it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

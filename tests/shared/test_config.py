@@ -14,7 +14,7 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import config_names, load
 from murmur.shared.config.section import validate
-from murmur.shared.config.text import to_yaml
+from murmur.shared.config.text import one_line, to_yaml
 from murmur.shared.process.errors import ConfigError
 
 MINIMAL = "environment: {name: spread, num_agents: 3}\n"
@@ -421,7 +421,14 @@ def test_sections_called_like_plugins_are_merged_below_the_top(tmp_path: Path) -
         ),
         ("evaluation: {environment: {no: 1}}", 'write true or false, or "no" in quotes'),
         ("algorithm: {name: coma, lr: [yes]}", r"line 2: algorithm\.lr: yes is not"),
-        ("evaluation: {environment: {a: 1e400}}", "beyond the range of a float"),
+        (
+            "evaluation: {environment: {a: 1e400}}",
+            r"environment\.a: '1e400' is beyond the range of a float",
+        ),
+        (
+            "evaluation: {environment: {a: 2024-01-31 10:20:30.1234567}}",
+            r"line 2: evaluation\.environment\.a: .* has parts of a microsecond",
+        ),
         (
             "evaluation: {environment: {a: !own b}}",
             "no valid YAML: line 2, column 31: could not determine",
@@ -468,10 +475,20 @@ def test_whole_numbers_and_keys_of_items(tmp_path: Path) -> None:
     assert config.learner.compile is False
 
 
-def test_a_value_that_a_file_would_change_is_not_written() -> None:
-    rome = datetime.datetime(2024, 1, 31, tzinfo=ZoneInfo("Europe/Rome"))
-    with pytest.raises(ConfigError, match=r"the value of 'x\.at' does not survive in YAML"):
-        to_yaml({"x": {"at": rome}})
+def test_a_time_is_written_with_its_offset_or_not_at_all() -> None:
+    day = datetime.datetime(2024, 1, 31)
+    named = datetime.timezone(datetime.timedelta(hours=1), "CET")
+    assert to_yaml({"at": day.replace(tzinfo=named)}) == "at: 2024-01-31 00:00:00+01:00\n"
+    odd = datetime.timezone(datetime.timedelta(seconds=61))
+    for value in (day.replace(fold=1), day.replace(tzinfo=odd)):
+        for write_value in (lambda x: to_yaml({"at": x}), one_line):
+            with pytest.raises(ConfigError, match="has a time zone that YAML cannot say"):
+                write_value(value)
+
+
+def test_text_that_looks_like_a_time_is_written_in_quotes() -> None:
+    text = "2024-01-31 10:20:30.1234567"
+    assert to_yaml({"at": text}) == f"at: '{text}'\n"
 
 
 @pytest.mark.parametrize(
@@ -484,6 +501,10 @@ def test_a_value_that_a_file_would_change_is_not_written() -> None:
         (datetime.time(1), "is a time"),
         (Enum("Color", "RED").RED, "is a Color"),
         ({1}, "is a set"),
+        (
+            datetime.datetime(2024, 1, 31, tzinfo=ZoneInfo("Europe/Rome")),
+            "has a time zone that YAML",
+        ),
     ],
 )
 def test_python_values_that_no_file_can_keep_are_refused(value: object, words: str) -> None:

@@ -19,6 +19,18 @@ def test_a_resumed_run_counts_its_own_pace() -> None:
     assert round(pace.left_s() or 0) == 530
 
 
+def test_a_record_that_is_read_again_takes_no_memory() -> None:
+    """The live page reads the newest record each time that a browser asks."""
+    pace = Pace(RunConfig(max_updates=100))
+    for updates in (1, 2):
+        for _ in range(1000):
+            pace.note(
+                {"updates": updates, "seconds": 10.0 * updates, "rows_received": 64 * updates}
+            )
+    assert len(pace._seen) == 2
+    assert round(pace.left_s() or 0) == 980
+
+
 def test_the_start_of_environments_is_no_pace() -> None:
     """They compile for 50 s; then an update in 5 s, also in a run that is resumed."""
     for rows, before in ((0, 0), (10_000, 20)):

@@ -18,8 +18,9 @@ from imageio_ffmpeg import count_frames_and_secs
 from murmur.cli import main
 from murmur.env_service.adapters.frames import with_frames
 from murmur.env_service.environment import make_environment
-from murmur.runs.evaluation import MOST_ROWS, Recorder
+from murmur.runs.evaluation import MOST_ROWS, Recorder, _serve_log
 from murmur.runs.render import write_movie
+from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -190,26 +191,48 @@ class Numbered:
 
     frames_per_second = 50
 
-    def __init__(self) -> None:
-        self.row = 0
+    def __init__(self, name: str = "rgb_array") -> None:
+        self.row, self._name = 0, name
 
     def render_state(self, index: int) -> dict[str, Array]:
-        return {"rgb_array": np.full((2, 2, 3), self.row % 256, np.uint8)}
+        return {self._name: np.full((2, 2, 3), self.row % 256, np.uint8)}
 
 
-def test_long_episodes_are_thinned_to_a_bounded_number_of_frames() -> None:
-    environment, recorder, rows = Numbered(), Recorder("numbered"), 1000
+def record_rows(environment: Numbered, recorder: Recorder, rows: int) -> None:
     for row in range(rows):
         kind = StepType.FIRST if row == 0 else StepType.LAST if row == rows - 1 else StepType.MID
         environment.row = row
         step = TimeStep(np.array([kind], np.uint8), np.zeros((1, 1)), np.ones(1), {}, {})
         recorder.take(environment, step)  # type: ignore[arg-type] # all that it uses
+
+
+def test_states_that_are_no_frames_are_all_kept() -> None:
+    """A picture draws the path through all rows of an episode; formation's has 1,000."""
+    recorder = Recorder()
+    record_rows(Numbered("agents"), recorder, 1000)
+    assert (len(recorder.snapshots), recorder.every) == (1000, 1)
+
+
+def test_long_episodes_are_thinned_to_a_bounded_number_of_frames() -> None:
+    recorder, rows = Recorder("numbered"), 1000
+    record_rows(Numbered(), recorder, rows)
     assert len(recorder.snapshots) <= 2 * MOST_ROWS + 1
     every = 4
     frames = [int(row.state["rgb_array"][0, 0, 0]) for row in recorder.snapshots]
     assert frames[:-1] == [row % 256 for row in range(0, rows, every)]
     assert frames[-1] == (rows - 1) % 256
     assert (recorder.every, recorder.frames_per_second) == (every, 50)
+
+
+@pytest.mark.parametrize("folder", ["logs/serve.log", ""])
+def test_a_run_whose_log_cannot_be_written_is_served(tmp_path: Path, folder: str) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    if folder:
+        (run.path / folder).mkdir(parents=True)
+    else:
+        run.logs.write_text("no folder")
+    assert _serve_log(run, tmp_path) == tmp_path / "serve.log"
 
 
 def test_a_frame_comes_only_where_it_was_asked_for() -> None:
