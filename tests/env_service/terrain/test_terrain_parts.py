@@ -228,7 +228,7 @@ def test_extra_reward_terms() -> None:
     [
         ({"area_x_m": 52.0}, "multiple of spacing_m"),
         ({"noise": (0.1,)}, "one for each of the 3 altitudes_m"),
-        ({"noise": (0.1, 0.2, 0.5)}, "between 0 and 0.5"),
+        ({"noise": (0.1, 0.2, 0.5)}, "less than 0.5"),
         ({"altitudes_m": (10.0, 5.0, 15.0)}, "ascending"),
         ({"start_altitude_m": 7.0}, "not one of"),
         ({"actor_channels": ("prob", "prob")}, "twice"),

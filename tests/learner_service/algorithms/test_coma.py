@@ -211,7 +211,7 @@ def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> No
     assert both is not None
     batch = Batch({k: v[:, :1] for k, v in both.arrays.items()}, [0])
     rows = coma._rows(batch)
-    taken = rows.columns["action"].view(4, 1, 2)
+    taken = rows.columns["action"].view(5, 1, 2)  # with the last row
     assert taken[:3, 0].tolist() == [[0, 0], [0, 0], [1, 1]]
     assert rows.weight.flatten().tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
     # 3 + 0.5 * 10

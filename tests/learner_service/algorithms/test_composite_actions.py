@@ -1,6 +1,7 @@
 """Policies of several choices and numbers: what they compute, learn, export and refuse."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from murmur.learner_service.export.policy import (
     _trace,
     policy_outputs,
     random_observations,
-    write_program,
+    write_exported,
 )
 from murmur.learner_service.layers.distributions import Choices, CompositeDistribution, Normal
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
@@ -182,8 +183,12 @@ def test_an_exported_policy_acts_alike(action: Composite, tmp_path: Path) -> Non
         "inputs": [{"name": name} for name in example],
     }
     path = tmp_path / "policy.onnx"
-    write_program(_trace(policy, example, factors), example, "onnx", path, about)
-    assert _compare(policy, spec, 0, path, about) < 1e-4
+    program, compare = _trace(policy, example, factors), partial(_compare, policy, spec, 0)
+    done = write_exported(
+        *(program.module(), program, example, "onnx"),
+        *(path, about, partial(compare, path, about)),
+    )
+    assert done.difference < 1e-4
 
 
 def test_a_choice_without_a_legal_alternative_is_marked() -> None:
