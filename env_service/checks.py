@@ -245,10 +245,12 @@ def episode_breaches(t: TimeStep, ages: NDArray[np.int64], limit: int) -> dict[s
     found: dict[str, str] = {}
     last = t.step_type == StepType.LAST
     for i in np.flatnonzero((t.discount != 1) & ~(last & (t.discount == 0))).tolist():
-        kind = (
-            "LAST, where 0 or 1 must be" if last[i] else "a row that is not LAST, where 1 must be"
+        kind, must = int(t.step_type[i]), "0 or 1" if last[i] else "1"
+        name = StepType(kind).name if kind <= StepType.ABORTED else f"step_type {kind}"
+        found.setdefault(
+            "discount",
+            f"environment {i} has discount {t.discount[i]:g} on {name}, where {must} must be",
         )
-        found.setdefault("discount", f"environment {i} has discount {t.discount[i]:g} on {kind}")
     for i in np.flatnonzero((limit > 0) & (ages >= limit) & (t.step_type < StepType.LAST)).tolist():
         found.setdefault(
             "length",

@@ -352,7 +352,7 @@ def expected_arrays(
     spec: EnvSpec, num_envs: int
 ) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Return dtype and shape of each array of a time step, by its name in messages."""
-    from murmur.shared.wire.codec import timestep_layout  # with grpc: a third of a second
+    from murmur.shared.wire.codec import timestep_layout  # imports grpc: a third of a second
 
     wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     for name, dtype, shape in timestep_layout(spec, num_envs).fields:

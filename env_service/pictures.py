@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # imported in a training, which draws nothing
+if TYPE_CHECKING:  # training imports this module and draws nothing
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

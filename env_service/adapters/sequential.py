@@ -595,7 +595,7 @@ class SequentialVectorEnv(VectorEnvironment):
             self._masks[i, j] = self._noop
 
     def _check_finite(self, restart: NDArray[np.bool_]) -> None:
-        """Find the copies that returned NaN or infinity, or numbers too large for the contract."""
+        """Find the copies whose rows break the contract, after NaN or infinity was seen in one."""
         rows = replace(self._timestep, reward=self._own)  # of each agent, before they are shared
         check = RowCheck(self.spec, self.num_envs, received=False)
         for i, what in check.broken(rows, restart).items():

@@ -76,7 +76,7 @@ class Config(Section):
     def _name_one_class_each(cls, given: tuple[str | int, ...]) -> tuple[str | int, ...]:
         for one in given:
             if given.count(one) > 1:
-                raise ValueError(f"{one!r} stands for two classes")
+                raise ValueError(f"{one!r} stands for two classes; give each class one of its own")
         return given
 
 

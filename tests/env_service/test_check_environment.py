@@ -157,11 +157,11 @@ BREACHES: dict[str, tuple[Change, str]] = {
     ),
     "discount": (
         lambda _, t: replace(t, discount=t.discount * 0),
-        "has discount 0 on a row that is not LAST",
+        "has discount 0 on FIRST, where 1 must be",
     ),
     "odd discount": (
         lambda _, t: replace(t, discount=t.discount * 0 + 0.9),
-        "has discount 0.9 on a row that is not LAST, where 1 must be",
+        "has discount 0.9 on MID, where 1 must be",
     ),
     "odd discount on LAST": (
         lambda _, t: replace(t, discount=np.where(t.discount == 0, 0.9, 1).astype(np.float32)),

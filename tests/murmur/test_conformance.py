@@ -51,6 +51,17 @@ def test_experts_name_actions_or_none() -> None:
         assert words is None or words in found[0]
 
 
+def test_wrong_discounts_name_the_kind_of_row() -> None:
+    spec = EnvSpec("corridor", 1, (ArraySpec("cell", "uint8", ()),), Discrete(3))
+    checklist, aborted = Checklist(), np.array([StepType.ABORTED], np.uint8)
+    reward, discount = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
+    row = TimeStep(aborted, reward, discount, {"cell": np.zeros((1, 1), np.uint8)})
+    RowRules(spec, 1, checklist, fresh=True).examine(row)
+    assert checklist.problems["discount"] == [
+        "row 1: environment 0 has discount 0 on ABORTED, where 1 must be"
+    ]
+
+
 def examined(flaw: type[example.Server], acts: Sequence[str], limits: Limits = QUICK) -> Checklist:
     """Examine a server that runs on a thread of this process."""
     servers: list[example.Server] = []

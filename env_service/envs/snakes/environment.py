@@ -201,6 +201,7 @@ class Snakes(VectorEnvironment):
     """
 
     def __init__(self, config: Config, num_envs: int) -> None:
+        """Allocate N games; each starts with the first `step` that restarts it."""
         self.config, self.num_envs = config, num_envs
         self.games, self._ground = game.games(num_envs), ground()
         agents = TEAM if config.control == "team" else NUM_SNAKES

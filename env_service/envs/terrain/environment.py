@@ -102,6 +102,11 @@ class TerrainEnvironment(VectorEnvironment):
     """
 
     def __init__(self, config: Config, num_envs: int) -> None:
+        """Allocate N missions; each starts with the first `step` that restarts it.
+
+        Raises:
+            RasterError: if the configured raster cannot be used.
+        """
         self.config = config
         self.num_envs = num_envs
         self.spec = _spec(config)

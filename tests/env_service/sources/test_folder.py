@@ -205,7 +205,7 @@ def test_wrong_folder_is_refused_at_the_start(tmp_path: Path, what: str, words: 
         ({"train": 6}, "source.train = 6, but split 'train'"),
         ({"flip_pairs": [["left", "top"]]}, "source.flip_pairs names 'top'"),
         ({"size": 5000}, "'source.size"),
-        ({"classes": ["a", "a"]}, "'a' stands for two classes"),
+        ({"classes": ["a", "a"]}, "'a' stands for two classes; give each class one"),
         ({"sise": 64}, "unknown key 'source.sise'; did you mean 'size'?"),
     ],
 )
