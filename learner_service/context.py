@@ -16,6 +16,7 @@ from murmur.learner_service.after_update import compare_ranks
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.device import require_compiler, select_device
 from murmur.learner_service.device.memory import limited
+from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.gathering import RankSync, StartBarrier
 from murmur.learner_service.keeper import Keeper, RunFolder
 from murmur.learner_service.learning.base import Algorithm
@@ -155,6 +156,12 @@ class RunContext:
         except Exception:
             logger.exception("the run cannot begin; the process ends")
             end_process(1)
+
+    def precision(self) -> Precision:
+        """Return the precision of the run's arithmetic, with a warning if it is slow here."""
+        precision = Precision.of(self.config.learner, self.device, self.group)
+        precision.warn_if_slow()
+        return precision
 
     def make_ready(self, algorithm: Algorithm[Any], spec: EnvSpec | SampleSpec) -> None:
         """Give an algorithm its first weights; let it be captured and compiled as configured.

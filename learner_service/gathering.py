@@ -183,7 +183,7 @@ class RankSync:
             **{name: round(total[name]) for name in (*_SUMMED, "rows_waiting")},
             "rows_dropped": {reason: rows for reason, rows in dropped.items() if rows},
             "ranks": [
-                {"rank": rank, "rows_received": round(rows), "wait_ranks_s": waited_s}
-                for rank, (rows, waited_s) in enumerate(zip(received, waited, strict=True))
+                {"rank": rank, "rows_received": round(rows), "wait_ranks_s": seconds}
+                for rank, (rows, seconds) in enumerate(zip(received, waited, strict=True))
             ],
         }

@@ -187,8 +187,7 @@ class Run:
                 self.curriculum.check(spec)
             config, own = fit(config, context.group, spec, context.run_dir, context.device)
             context.config = config
-        precision = Precision.of(config.learner, context.device, context.group)
-        precision.warn_if_slow()
+        precision = context.precision()
         algorithm = build_algorithm(
             own.algorithm,
             spec,

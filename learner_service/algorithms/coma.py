@@ -50,6 +50,7 @@ from murmur.learner_service.learning.policies import ComaPolicy
 from murmur.learner_service.learning.returns import (
     bounded_log,
     lambda_returns,
+    most_gain,
     of_agents,
     polyak_update,
     taken,
@@ -453,8 +454,7 @@ class Coma(GraphedAlgorithm):
         else:
             deviation = deviations(scaled, minibatches.share, self._sets, self._group)
         if self._config.clip_ratio:
-            most_gain = torch.add(scaled, scaled.abs(), alpha=self._config.clip_ratio)
-            gain = torch.minimum(ratio * scaled, most_gain)
+            gain = torch.minimum(ratio * scaled, most_gain(scaled, self._config.clip_ratio))
         else:
             gain = ratio.log() * scaled
         order = torch.xlogy(pi, pi).sum(-1)  # minus the entropy

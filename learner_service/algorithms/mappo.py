@@ -44,6 +44,7 @@ from murmur.learner_service.learning.returns import (
     clipped_surrogate,
     lambda_returns,
     moments_by_slice,
+    most_gain,
     of_agents,
     vtrace_returns,
 )
@@ -280,8 +281,7 @@ class Mappo(GraphedAlgorithm):
             # cost: -share. Clipped where r dL/dr is below `clipped_below`, r A above A + clip |A|.
             advantage = minibatches.columns["advantage"].view_as(share)
             ratio_grad = advantage * cost
-            most_gain = torch.add(advantage, advantage.abs(), alpha=c.clip_ratio)
-            clipped_below = most_gain * cost
+            clipped_below = most_gain(advantage, c.clip_ratio) * cost
             entropy_weight = share * self._schedule.entropy_weight
             error_grad = share * (2.0 if of.critic is not None else 2 * c.value_weight)
         log: list[Outputs] = []

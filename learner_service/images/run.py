@@ -10,7 +10,6 @@ import numpy as np
 from murmur.learner_service.checkpoint.contents import load_algorithm, saved_source, source_text
 from murmur.learner_service.context import RunContext
 from murmur.learner_service.device.memory import free_bytes, limited, room
-from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.images.supply import SupplyDesk
 from murmur.learner_service.learning.supervised import (
     Supervised,
@@ -221,8 +220,7 @@ class SupervisedRun:
         context.config = config = with_precision(
             context.config, group, spec, context.run_dir, context.device
         )
-        precision = Precision.of(config.learner, context.device, group)
-        precision.warn_if_slow()
+        precision = context.precision()
         algorithm = build_supervised(share_of(config, group), spec, precision, context.device)
         context.make_ready(algorithm, spec)
         check_best_metric(config.evaluation.best_metric, "the algorithm", algorithm.metrics)

@@ -326,7 +326,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         """
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a batch's arrays with those that the algorithm adds, by default none."""
+        """Return the arrays of a batch; an algorithm may add some."""
         return arrays
 
     def _rounds(self) -> Sequence[Round]:

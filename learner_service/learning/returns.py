@@ -133,8 +133,12 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
     Returns:
         [R] to be maximised.
     """
-    most_gain = torch.add(advantage, advantage.abs(), alpha=clip)
-    return torch.clamp(log_ratio.exp() * advantage, max=most_gain)
+    return torch.clamp(log_ratio.exp() * advantage, max=most_gain(advantage, clip))
+
+
+def most_gain(advantage: Tensor, clip: float) -> Tensor:
+    """Return the bound of `clipped_surrogate`, A + clip |A|."""
+    return torch.add(advantage, advantage.abs(), alpha=clip)
 
 
 def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:

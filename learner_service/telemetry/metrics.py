@@ -99,7 +99,7 @@ class NoticeLog(Notices):
         self._lock = threading.Lock()
 
     def keep_in(self, run_dir: Path) -> None:
-        """Append to the run's notices from now on; those that are there were said before."""
+        """Write further notices to the run's file; those in it count as said."""
         with self._lock:
             self._file = run_dir / FILE
             self._said |= {(known.kind, known.subject): known for known in read_notices(self._file)}
