@@ -22,7 +22,7 @@ from murmur.shared.config.cores import available_cores
 from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import Ledger, ThreadClock
 from murmur.shared.process.process import logger
-from murmur.shared.wire.notices import FILE, PREFIX, Notice, Notices, notice_line, read_notices
+from murmur.shared.wire.notices import FILE, Notice, Notices, notice_line, read_notices
 
 _MOST_KINDS = 32  # of notices that the metric tells apart
 _OTHER = "other"
@@ -112,11 +112,8 @@ class NoticeLog(Notices):
     def add(self, notices: Iterable[Notice]) -> None:
         """Log, count and keep those whose kind and subject are new."""
         with self._lock:
-            all_kept = not self.dropped
             for notice in notices:
                 self.say(notice.kind, notice.subject, notice.text)
-            if all_kept and self.dropped:
-                logger.warning("%s%d notices came; further ones are left out", PREFIX, self.most)
             for notice in self.take():
                 if len(self._kinds) < _MOST_KINDS:
                     self._kinds.add(notice.kind)

@@ -22,7 +22,7 @@ logger = logging.getLogger("murmur")
 FILE = "notices.jsonl"  # in the run's folder
 PREFIX = "notice: "  # of lines in logs
 GIVEN_UP = "evaluation_given_up"  # the kind by which an evaluator gives up its evaluation
-_MOST = 64  # notices of one collector; further ones are counted in `dropped`
+_MOST = 64  # notices of one collector; the last says that further ones are left out
 _MOST_BYTES = 1 << 17  # of a message
 _SUBJECT_CHARACTERS, _TEXT_CHARACTERS = 200, 1000
 _KIND = re.compile(r"[a-z0-9_]{1,40}")
@@ -50,14 +50,12 @@ class Notices:
 
     Attributes:
         pending: notices given since the last `take`.
-        dropped: calls of `say` after `most` different notices.
-        most: different notices that are kept.
+        most: different notices that are kept; the last says that further ones are left out.
     """
 
     most = _MOST
 
     def __init__(self) -> None:
-        self.dropped = 0
         self.pending: list[Notice] = []
         self._said: dict[tuple[str, str], Notice] = {}
 
@@ -67,11 +65,11 @@ class Notices:
 
     def say(self, kind: str, subject: str, text: str) -> None:
         """Keep and log a notice, unless one of its kind and subject was given before."""
-        if (kind, subject) in self._said:
+        if (kind, subject) in self._said or len(self._said) >= self.most:
             return
-        if len(self._said) >= self.most:
-            self.dropped += 1
-            return
+        if len(self._said) == self.most - 1:
+            text = f"{self.most - 1} notices were given; further ones are left out, first: {text}"
+            kind, subject = "left_out", "notices"
         notice = Notice(kind, _line(subject, _SUBJECT_CHARACTERS), _line(text, _TEXT_CHARACTERS))
         self._said[kind, subject] = notice
         self.pending.append(notice)

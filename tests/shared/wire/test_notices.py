@@ -15,9 +15,11 @@ def test_a_notice_is_said_once_per_kind_and_subject() -> None:
     assert notices.take() == []
 
 
-def test_notices_are_bounded_and_the_rest_counted() -> None:
+def test_the_last_of_many_notices_says_that_further_ones_are_left_out() -> None:
     notices = Notices()
     for number in range(100):
-        notices.say("cast", str(number), "text")
-    assert len(notices.take()) == 64
-    assert notices.dropped == 36
+        notices.say("cast", str(number), f"text of {number}")
+    given = notices.take()
+    assert len(given) == 64
+    assert given[62] == Notice("cast", "62", "text of 62")
+    assert given[63].text == "63 notices were given; further ones are left out, first: text of 63"
