@@ -28,6 +28,7 @@ from murmur.shared.config.named_plugin import find_object, named_plugin
 from murmur.shared.config.plugins import load_plugin, plugin_failures
 from murmur.shared.config.section import known_names, validate
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.codec import timestep_layout
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
@@ -352,8 +353,6 @@ def expected_arrays(
     spec: EnvSpec, num_envs: int
 ) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Return dtype and shape of each array of a time step, by its name in messages."""
-    from murmur.shared.wire.codec import timestep_layout  # imports grpc: a third of a second
-
     wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     for name, dtype, shape in timestep_layout(spec, num_envs).fields:
         kind, slash, own = name.partition("/")

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import SpecError, WireError
+from murmur.shared.rpc import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
 from murmur.shared.wire.episode_options import (
     OPTIONS_BYTES,
     options_from_proto,

@@ -13,8 +13,8 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import ENCODING_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, PART_BYTES
 
 OBSERVATION = pb.WorkerMessage.OBSERVATION_FIELD_NUMBER
 _SEQUENCE, _ARRAYS, _PART = b"\x09", b"\x12", b"\x1d"  # tags of Observation's and Samples' fields

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import ENCODING_BYTES, MAX_MESSAGE_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, MAX_MESSAGE_BYTES, PART_BYTES
 from murmur.shared.wire.codec import Layout
 from murmur.shared.wire.framing import PartFrame, parse, part_frames, split
 from murmur.shared.wire.samples import SPLITS, SampleSpec

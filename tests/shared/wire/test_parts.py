@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import PART_BYTES
 from murmur.shared.wire.codec import ObservationCodec, timestep_layout
 from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.shared.wire.test_codec import payload, timestep
