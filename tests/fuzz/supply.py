@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.connection import Call
 from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.sessions.supply import SupplySession
-from murmur.env_service.sessions.worker import Call
 from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.learner_service.images.supply import SupplyDesk
 from murmur.learner_service.serving.admission import Admission
