@@ -36,10 +36,10 @@ from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, EnvironmentFault, MurmurError, WireError
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.codec import ActionCodec, ObservationCodec
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec, past_actions
 from murmur.shared.wire.episode_options import options_from_proto
 from murmur.shared.wire.seeding import episode_seeds
-from murmur.shared.wire.spec import EnvSpec, action_layout, spec_to_proto
+from murmur.shared.wire.spec import EnvSpec, spec_to_proto
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
@@ -246,7 +246,7 @@ class WorkerSession:
         if welcome.options:
             environment.options.set(options_from_proto(welcome.options))
         environment.options.resume([options_from_proto(slot.options) for slot in welcome.slots])
-        replays = [_replay(environment.spec, slot.actions) for slot in welcome.slots]
+        replays = [past_actions(environment.spec, slot.actions) for slot in welcome.slots]
         lengths = np.array([len(replay) for replay in replays])
         action = zero_actions(environment.spec, n)
         starts = lengths.max() - lengths  # the call in which each copy begins its episode
@@ -273,19 +273,6 @@ class WorkerSession:
             timestep = aborted_rows(timestep, np.flatnonzero(lost).tolist())
             environment.over[lost] = True
         return timestep
-
-
-def _replay(spec: EnvSpec, actions: bytes) -> Array:
-    """Decode a SlotStart's bytes to actions of one environment, [t, A] or [t, A, U]."""
-    dtype, shape = action_layout(spec.action)
-    wire = dtype.newbyteorder("<")
-    row = spec.num_agents * int(np.prod(shape))
-    if len(actions) % (row * wire.itemsize):
-        raise WireError(
-            f"Welcome replays {len(actions)} bytes of actions, no multiple of "
-            f"{row * wire.itemsize} bytes a step"
-        )
-    return np.frombuffer(actions, wire).reshape(-1, spec.num_agents, *shape)
 
 
 def guarded_environment(

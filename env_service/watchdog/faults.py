@@ -25,16 +25,14 @@ from numpy.typing import NDArray
 from murmur.env_service.environment import (
     VectorEnvironment,
     blank_timestep,
-    expected_arrays,
     named_arrays,
-    shape_errors,
     zero_actions,
 )
 from murmur.env_service.episode_options import EpisodeOptions
 from murmur.shared.config.episode_options import NO_ENVIRONMENT
 from murmur.shared.process.errors import EnvironmentFault
 from murmur.shared.process.traces import error_message
-from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.codec import RowCheck, timestep_layout
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -294,7 +292,7 @@ class GuardedEnvironment:
         self.environment.watch(self._heartbeat.at)
         self.seeds, self.steps = self._heartbeat.seeds, self._heartbeat.steps
         self.over = np.zeros(n, np.bool_)
-        self._layout = expected_arrays(self.spec, n)
+        self._layout = timestep_layout(self.spec, n)
         self._check = RowCheck(self.spec, n, max_abs_reward, received=False)
         self._failed: list[Fault] = []
         self.num_aborted = 0
@@ -315,7 +313,8 @@ class GuardedEnvironment:
                 self._failed += failure.faults
                 timestep = failure.timestep
             usual = not self._failed and self._check.passes(timestep, restart)
-            wrong = None if usual else next(shape_errors(self._layout, timestep), None)
+            errors = () if usual else self._layout.errors(self._layout.arrays(timestep))
+            wrong = next(iter(errors), None)
         except BaseException as error:
             if not is_environments_fault(error):
                 raise

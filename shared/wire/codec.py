@@ -7,12 +7,12 @@ protobuf framing once, joins it with the arrays in one copy, and reads arrays ba
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 from struct import Struct
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from google.protobuf.message import Message
@@ -76,6 +76,32 @@ class Layout:
         """Return the length of the payload, bytes."""
         return sum(d.itemsize * math.prod(s) for _, d, s in self.fields)
 
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the arrays in messages, as in "observation 'maps'"."""
+        parts = (name.partition("/") for name, _, _ in self.fields)
+        return [f"{kind} '{own}'" if slash else kind for kind, slash, own in parts]
+
+    def fits(self, arrays: Iterable[object]) -> TypeGuard[Sequence[Array]]:
+        """Return whether all arrays are there, with their dtypes and shapes."""
+        for (_, dtype, shape), array in zip(self.fields, arrays, strict=True):
+            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
+                return False
+        return True
+
+    def errors(self, arrays: Iterable[object]) -> Iterator[str]:
+        """Yield what is wrong with arrays that do not fit."""
+        for label, (_, dtype, shape), array in zip(self.labels, self.fields, arrays, strict=True):
+            if array is None:
+                yield f"{label} is in the spec but missing"
+            elif not isinstance(array, np.ndarray):
+                yield f"{label} is a {type(array).__name__}, not a NumPy array"
+            else:
+                if array.dtype != dtype:
+                    yield f"{label} has dtype {array.dtype}, not {dtype}"
+                if array.shape != shape:
+                    yield f"{label} has shape {array.shape}, not {shape}"
+
     def views(self, payload: memoryview | bytes | bytearray) -> dict[str, Array]:
         """Return the arrays of a payload, by name, without a copy.
 
@@ -100,7 +126,42 @@ class Layout:
         return [(*field, start) for field, start in zip(self.fields, starts, strict=False)]
 
 
-def timestep_layout(spec: EnvSpec, num_envs: int) -> Layout:
+@dataclass(frozen=True)
+class TimeStepLayout(Layout):
+    """Layout of an Observation.
+
+    Attributes:
+        observations: names of the observations.
+        metrics: names of the metrics.
+    """
+
+    observations: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+    def arrays(self, timestep: TimeStep) -> list[Array | None]:
+        """Return the arrays of a time step in the order of the fields; None: it is missing."""
+        return [
+            timestep.reward,
+            timestep.discount,
+            *map(timestep.observation.get, self.observations),
+            *map(timestep.metrics.get, self.metrics),
+            timestep.step_type,
+        ]
+
+    def timestep(self, arrays: Sequence[Array]) -> TimeStep:
+        """Return the time step of arrays in the order of the fields."""
+        reward, discount, *rest, step_type = arrays
+        metrics = rest[len(self.observations) :]
+        return TimeStep(
+            step_type,  # type: ignore[arg-type]
+            reward,  # type: ignore[arg-type]
+            discount,  # type: ignore[arg-type]
+            dict(zip(self.observations, rest, strict=False)),
+            dict(zip(self.metrics, metrics, strict=True)),  # type: ignore[arg-type]
+        )
+
+
+def timestep_layout(spec: EnvSpec, num_envs: int) -> TimeStepLayout:
     """Return the layout of an Observation: reward, discount, observations, metrics, step_type."""
     n, a = num_envs, spec.num_agents
     f32, u8 = np.dtype("<f4"), np.dtype("u1")
@@ -114,13 +175,29 @@ def timestep_layout(spec: EnvSpec, num_envs: int) -> Layout:
         fields.append((_OBSERVATION + o.name, dtype, (*lead, *o.shape)))
     fields += [(_METRIC + m, f32, (n,)) for m in spec.metrics]
     fields.append((_STEP_TYPE, u8, (n,)))
-    return Layout(tuple(fields))
+    return TimeStepLayout(tuple(fields), tuple(o.name for o in spec.observations), spec.metrics)
 
 
 def action_array_layout(spec: EnvSpec, num_envs: int) -> Layout:
     """Return the layout of an Action: one array [N, A] or [N, A, ...], see ActionSpec."""
     dtype, shape = action_layout(spec.action)
     return Layout(((_ACTION, dtype.newbyteorder("<"), (num_envs, spec.num_agents, *shape)),))
+
+
+def past_actions(spec: EnvSpec, actions: bytes) -> Array:
+    """Decode a SlotStart's bytes to actions of one environment, [t, A] or [t, A, ...].
+
+    Raises:
+        WireError: if the last step's actions are not whole.
+    """
+    layout = action_array_layout(spec, 1)
+    ((_, dtype, shape),) = layout.fields
+    if len(actions) % layout.num_bytes:
+        raise WireError(
+            f"Welcome replays {len(actions)} bytes of actions, no multiple of "
+            f"{layout.num_bytes} bytes a step"
+        )
+    return np.frombuffer(actions, dtype).reshape(-1, *shape[1:])
 
 
 def check_size(spec: EnvSpec, num_envs: int) -> None:
@@ -193,9 +270,8 @@ class Frame:
         Raises:
             WireError: if an array is missing, or has another shape or dtype than the spec says.
         """
-        for (name, dtype, shape), array in zip(self.layout.fields, arrays, strict=True):
-            if array is None or array.shape != shape or array.dtype != dtype:
-                raise _wrong_array(name, dtype, shape, array)
+        if not self.layout.fits(arrays):
+            raise WireError(next(self.layout.errors(arrays)))
         self._values[1::2] = numbers
         head = self._head.pack(*self._values)
         try:
@@ -248,19 +324,6 @@ class Frame:
         return [(d, shape, self._head.size + at) for _, d, shape, at in self.layout.places]
 
 
-def _wrong_array(
-    name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], array: Array | None
-) -> WireError:
-    """Make the error for an array that is not as the spec says."""
-    kind, _, own = name.rpartition("/")
-    name = f"{kind} '{own}'" if kind else own
-    if array is None:
-        return WireError(f"{name} is missing: the spec declares it, the environment left it out")
-    if array.shape != shape:
-        return WireError(f"{name} has shape {array.shape}, the spec says {shape}")
-    return WireError(f"{name} has dtype {array.dtype}, the spec says {dtype}")
-
-
 class ObservationCodec:
     """Codec of one session's observations. Used by one thread.
 
@@ -278,12 +341,10 @@ class ObservationCodec:
             SpecError: if an observation would be too large.
         """
         check_size(spec, num_envs)
-        layout = timestep_layout(spec, num_envs)
-        self._frame = Frame(pb.WorkerMessage, "observation", ("sequence",), layout)
-        self._observations = tuple(o.name for o in spec.observations)
-        self._metrics = spec.metrics
-        many = layout.num_bytes > PART_BYTES
-        self._part_frames = part_frames(layout.num_bytes) if many else []
+        self._layout = timestep_layout(spec, num_envs)
+        self._frame = Frame(pb.WorkerMessage, "observation", ("sequence",), self._layout)
+        num_bytes = self._layout.num_bytes
+        self._part_frames = part_frames(num_bytes) if num_bytes > PART_BYTES else []
         self.num_parts = max(1, len(self._part_frames))
 
     def messages(self, sequence: int, timestep: TimeStep) -> list[bytes]:
@@ -292,13 +353,7 @@ class ObservationCodec:
         Raises:
             WireError: if an array does not have the shape or type of the spec, naming it.
         """
-        arrays = [
-            timestep.reward,
-            timestep.discount,
-            *map(timestep.observation.get, self._observations),
-            *map(timestep.metrics.get, self._metrics),
-            timestep.step_type,
-        ]
+        arrays = self._layout.arrays(timestep)
         if not self._part_frames:
             return [self._frame.pack((sequence,), arrays)]
         return list(split(self._part_frames, sequence, self._filled(arrays)))
@@ -322,17 +377,8 @@ class ObservationCodec:
             if whole is None:
                 return None
             sequence, payload = whole
-            arrays = list(self._frame.layout.views(payload).values())
-        # In the order of the layout.
-        reward, discount, *rest, step_type = arrays
-        metrics = rest[len(self._observations) :]
-        return sequence, TimeStep(
-            step_type,  # type: ignore[arg-type]
-            reward,  # type: ignore[arg-type]
-            discount,  # type: ignore[arg-type]
-            dict(zip(self._observations, rest, strict=False)),
-            dict(zip(self._metrics, metrics, strict=True)),  # type: ignore[arg-type]
-        )
+            arrays = list(self._layout.views(payload).values())
+        return sequence, self._layout.timestep(arrays)
 
     def _filled(self, arrays: Sequence[Array | None]) -> memoryview:
         """Return the payload of an observation of several parts, in a buffer that is kept.
@@ -340,11 +386,9 @@ class ObservationCodec:
         Fresh memory of this size takes longer than the copy: the system clears it page by page.
         """
         payload, views = self._buffer
-        for (name, dtype, shape), view, array in zip(
-            self._frame.layout.fields, views, arrays, strict=True
-        ):
-            if array is None or array.shape != shape or array.dtype != dtype:
-                raise _wrong_array(name, dtype, shape, array)
+        if not self._layout.fits(arrays):
+            raise WireError(next(self._layout.errors(arrays)))
+        for view, array in zip(views, arrays, strict=True):
             view[...] = array
         return payload
 
@@ -353,13 +397,13 @@ class ObservationCodec:
         """Return memory for the payload of an observation, and the views of its arrays."""
         # From bytes, which are freed at once: malloc then keeps memory of this size, that of the
         # messages too, where it would give it back to the system after each.
-        payload = memoryview(bytearray(bytes(self._frame.layout.num_bytes)))
-        return payload, list(self._frame.layout.views(payload).values())
+        payload = memoryview(bytearray(bytes(self._layout.num_bytes)))
+        return payload, list(self._layout.views(payload).values())
 
     @cached_property
     def _assembly(self) -> Assembly:
         """Return the buffer in which `receive` joins parts."""
-        return Assembly(self._part_frames, self._frame.layout.num_bytes)
+        return Assembly(self._part_frames, self._layout.num_bytes)
 
 
 def finite_bounds(action: ActionSpec) -> tuple[Array, Array]:
@@ -496,9 +540,7 @@ class RowCheck:
             received: true if the rows came in a message: its arrays have the spec's dtypes and
                 shapes, and ABORTED may stand in the place of any row; false for an environment's.
         """
-        self._layout = () if received else timestep_layout(spec, num_envs).fields
-        self._observations = tuple(o.name for o in spec.observations)
-        self._metrics = spec.metrics
+        self._layout = None if received else timestep_layout(spec, num_envs)
         self._largest_kind = _ABORTED if received else _LAST
         self._max_abs_reward = max_abs_reward
         self._bound = min(max_abs_reward, _LARGEST)
@@ -533,19 +575,8 @@ class RowCheck:
             restart: [N] bool, true where an episode must begin, with FIRST; None if that is not
                 known.
         """
-        if self._layout:
-            arrays = (
-                t.reward,
-                t.discount,
-                *map(t.observation.get, self._observations),
-                *map(t.metrics.get, self._metrics),
-                t.step_type,
-            )
-            for (_, dtype, shape), array in zip(self._layout, arrays, strict=True):
-                if not isinstance(array, np.ndarray):
-                    return False
-                if array.dtype != dtype or array.shape != shape:
-                    return False
+        if self._layout and not self._layout.fits(self._layout.arrays(t)):
+            return False
         # The sum of squares bounds each number, and is not finite if one of them is not.
         if not float(np.vdot(t.reward, t.reward)) <= self._max_square:
             return False
