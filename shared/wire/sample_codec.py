@@ -27,7 +27,7 @@ class Grant(NamedTuple):
     """The learner's request for samples of a session.
 
     Attributes:
-        sequence: number of the grant on its stream, from 1.
+        sequence: number of the grant on its stream, from 1; 0: it is not sent yet.
         epoch: epoch that the samples are for.
         split: index of the split in SPLITS.
         indices: indices of the samples in the split.
