@@ -49,8 +49,8 @@ from murmur.env_service.sessions.worker import (
 )
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment, Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.process.coroutines import run_coroutine
 from murmur.shared.process.errors import EnvironmentFault
+from murmur.shared.process.process import run_coroutine
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import Role
 from murmur.shared.wire.episode_options import options_from_proto
