@@ -236,10 +236,10 @@ def _open_episodes(session: EnvSession) -> dict[int, OpenEpisode]:
 
 def replay(session: EnvSession, actions: list[bytes]) -> None:
     """Resume a session in the middle of its episodes: its past actions, ends aligned."""
-    past = [past_actions(session.spec, data) for data in actions]
-    longest = max(map(len, past))
-    session.started = np.array([longest - len(own) for own in past])
-    taken = np.zeros((longest, len(past), *past[0].shape[1:]), past[0].dtype)
-    for i, own in enumerate(past):
+    played = [past_actions(session.spec, data) for data in actions]
+    longest = max(map(len, played))
+    session.started = np.array([longest - len(own) for own in played])
+    taken = np.zeros((longest, len(played), *played[0].shape[1:]), played[0].dtype)
+    for i, own in enumerate(played):
         taken[longest - len(own) :, i] = own
     session.taken += list(taken)

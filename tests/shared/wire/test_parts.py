@@ -75,7 +75,7 @@ def test_a_part_of_a_small_observation_is_refused() -> None:
     codec = ObservationCodec(SPEC, 1)
     observation = arrays(*codec.messages(1, timestep(SPEC, 1)))
     observation.part = 1
-    with pytest.raises(WireError, match="part 1 of an observation came, by the spec one message"):
+    with pytest.raises(WireError, match="part 1 of an observation came, expected part 0 of 1"):
         codec.receive(pb.WorkerMessage(observation=observation).SerializeToString())
 
 
