@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from murmur.env_service.envs.spread.environment import Config as SpreadConfig
-from murmur.env_service.envs.spread.environment import Spread
+from murmur.env_service.envs.spread import Config as SpreadConfig
+from murmur.env_service.envs.spread import Spread
 from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.device.adam import Adam
 from murmur.learner_service.device.precision import Precision

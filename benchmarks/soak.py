@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ async def short_session(config: ExperimentConfig, role: Role, what: str, rows: i
     if what == "brings another environment":
         spec = dataclasses.replace(spec, name="another")
     seeds = np.zeros(1, np.uint64)
-    async with Connection(config, role) as connection, connection.channel() as channel:
+    async with aclosing(Connection(config, role)) as connection, connection.channel() as channel:
         stream = Stream(channel, spec, 1, WorkerMetrics("train", CollectorRegistry()))
         try:
             await stream.greet(hello_of(spec, 1, "visitor", pb.MODE_TRAIN))

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.acceptance.scores import bootstrap_interval
 from murmur.benchmarks.effort import Effort
-from murmur.env_service.envs.terrain import Config
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain import Config, TerrainEnvironment
 from murmur.env_service.envs.terrain.planning import (
     Beliefs,
     Floats,

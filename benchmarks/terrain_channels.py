@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from murmur.benchmarks.effort import Effort
-from murmur.env_service.envs.terrain import Config
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain import Config, TerrainEnvironment
 from murmur.learner_service.layers.inputs import ActorInputs, CriticInputs, InputOptions
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import StepType, TimeStep

@@ -38,8 +38,7 @@ from benchmarks.terrain_bound import truth
 from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import commit
 from murmur.env_service.environment import ScriptedPolicy
-from murmur.env_service.envs.terrain import BASELINES, Config
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain import BASELINES, Config, TerrainEnvironment
 from murmur.env_service.envs.terrain.planning import (
     Floats,
     Game,

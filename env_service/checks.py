@@ -15,16 +15,14 @@ from murmur.env_service.environment import (
     RandomPolicy,
     VectorEnvironment,
     drawn_bounds,
-    expected_arrays,
     named_arrays,
     num_draws,
     random_action,
-    shape_errors,
     zero_actions,
 )
 from murmur.shared.config.episode_options import EnvironmentConfig, Value
 from murmur.shared.process.errors import EnvironmentFault, SpecError
-from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.codec import RowCheck, timestep_layout
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
@@ -488,11 +486,11 @@ class _Check:
 
     def _check_arrays(self, timestep: TimeStep, n: int, row: int) -> bool:
         """Check names, shapes and dtypes; return whether they fit the spec."""
-        wanted = expected_arrays(self.spec, n)
+        layout = timestep_layout(self.spec, n)
         before = len(self.problems)
-        for problem in shape_errors(wanted, timestep):
+        for problem in layout.errors(layout.arrays(timestep)):
             self._problem(problem, row)
-        for name in named_arrays(timestep).keys() - wanted.keys():
+        for name in named_arrays(timestep).keys() - set(layout.labels):
             self._problem(f"{name} is not in the spec", row)
         return len(self.problems) == before
 

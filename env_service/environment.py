@@ -14,10 +14,10 @@ murmur.shared.config.named_plugin.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from murmur.shared.config.named_plugin import find_object, named_plugin
 from murmur.shared.config.plugins import load_plugin, plugin_failures
 from murmur.shared.config.section import known_names, validate
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.codec import timestep_layout
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
@@ -348,51 +349,12 @@ def find_baseline(plugin: PluginConfig, name: str) -> BaselineFactory:
     return known[name]
 
 
-def expected_arrays(
-    spec: EnvSpec, num_envs: int
-) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Return dtype and shape of each array of a time step, by its name in messages."""
-    from murmur.shared.wire.codec import timestep_layout  # imports grpc: a third of a second
-
-    wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-    for name, dtype, shape in timestep_layout(spec, num_envs).fields:
-        kind, slash, own = name.partition("/")
-        wanted[f"{kind} '{own}'" if slash else kind] = dtype.newbyteorder("="), shape
-    return wanted
-
-
 def blank_timestep(spec: EnvSpec, num_envs: int) -> TimeStep:
     """Allocate the arrays of a time step: zeros, but for discounts of 1."""
-    arrays = {
-        name: np.zeros(shape, dtype)
-        for name, (dtype, shape) in expected_arrays(spec, num_envs).items()
-    }
-    arrays["discount"].fill(1)
-    return TimeStep(
-        arrays["step_type"],
-        arrays["reward"],
-        arrays["discount"],
-        {o.name: arrays[f"observation '{o.name}'"] for o in spec.observations},
-        {m: arrays[f"metric '{m}'"] for m in spec.metrics},
-    )
-
-
-def shape_errors(
-    wanted: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], timestep: TimeStep
-) -> Iterator[str]:
-    """Yield a message for each array that is missing or differs from `expected_arrays`."""
-    arrays = named_arrays(timestep)
-    for name, (dtype, shape) in wanted.items():
-        array = arrays.get(name)
-        if array is None:
-            yield f"{name} is in the spec but missing"
-        elif not isinstance(array, np.ndarray):
-            yield f"{name} is a {type(array).__name__}, not a NumPy array"
-        else:
-            if array.dtype != dtype:
-                yield f"{name} has dtype {array.dtype}, not {dtype}"
-            if array.shape != shape:
-                yield f"{name} has shape {array.shape}, not {shape}"
+    layout = timestep_layout(spec, num_envs)
+    timestep = layout.timestep([np.zeros(shape, dtype) for _, dtype, shape in layout.fields])
+    timestep.discount.fill(1)
+    return timestep
 
 
 def named_arrays(timestep: TimeStep) -> dict[str, Array]:

@@ -29,7 +29,7 @@ class EpisodeOptions:
             values: values of the curriculum until others are set.
         """
         self.curriculum = tuple(config.curriculum)
-        self._draw = config.drawn
+        self._draw, self._any = config.drawn, bool(config.names)
         self._of_copy: list[Options] = [values] * num_envs
         self.values = values
 
@@ -70,7 +70,7 @@ class EpisodeOptions:
         seeds: NDArray[np.uint64],
     ) -> None:
         """Set the options of the copies that restart in the next step."""
-        for i in np.flatnonzero(restart).tolist():
+        for i in np.flatnonzero(restart).tolist() if self._any else ():
             environment.set_options(i, {**self._of_copy[i], **self._draw(int(seeds[i]))})
 
     def require(self, environment: VectorEnvironment) -> None:
@@ -79,4 +79,5 @@ class EpisodeOptions:
         Raises:
             ConfigError: if it does not.
         """
-        environment.require_options({**self.values, **self._draw(0)})
+        if self._any:
+            environment.require_options({**self.values, **self._draw(0)})

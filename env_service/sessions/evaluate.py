@@ -49,8 +49,8 @@ from murmur.env_service.sessions.worker import (
 )
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment, Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.process.coroutines import run_coroutine
 from murmur.shared.process.errors import EnvironmentFault
+from murmur.shared.process.process import run_coroutine
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import Role
 from murmur.shared.wire.episode_options import options_from_proto
@@ -456,13 +456,13 @@ class _Evaluator:
         """
         spec, n, options = self._expert.spec, self.environment.num_envs, self.environment.options
         connect = partial(Stream, spec=spec, num_envs=n, metrics=self._metrics)
-        hello = hello_of(spec, n, self._name, pb.MODE_EVALUATE, options)
+        hello = hello_of(spec, n, self._name, pb.MODE_EVALUATE, options.curriculum)
         hello.episodes = len(seeds.values)
         while True:
             try:
                 async with choice.stream(connect, hello) as (stream, welcome):
                     if welcome.options:
-                        self.environment.set_options(options_from_proto(welcome.options))
+                        options.set(options_from_proto(welcome.options))
                     curves = await self._play(stream, seeds.values, on_row)
                 return curves, welcome.policy_version
             except Disconnected as error:

@@ -15,13 +15,13 @@ import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 from grpc import aio
 
 from murmur.env_service.metrics import WorkerMetrics
-from murmur.env_service.sessions.connection import Connection
+from murmur.env_service.sessions.connection import Call, Connection
 from murmur.env_service.sessions.reconnect import Disconnected, ReconnectPolicy
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.addresses import learner_addresses, name_and_port
@@ -39,23 +39,7 @@ _ASK_S = 2.0  # a learner that does not say its load within this time is not the
 _FULL_S = 10.0  # a learner that refused a session because it was full is avoided for this time
 
 
-class SessionStream(Protocol):
-    """A session's stream to its learner; see `Call` in worker.py.
-
-    Attributes:
-        written: number of messages sent.
-    """
-
-    written: int
-
-    async def greet(self, hello: pb.Hello) -> pb.Welcome:
-        """Send Hello and wait for Welcome."""
-
-    def cancel(self) -> None:
-        """End the stream at once."""
-
-
-AnyStream = TypeVar("AnyStream", bound=SessionStream)
+AnyStream = TypeVar("AnyStream", bound=Call)
 LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
 
 
@@ -145,7 +129,7 @@ class LearnerChoice:
         self.weight = weight
         self.rank: Rank | None = None
         self.target: Rank | None = None
-        self.call: SessionStream | None = None
+        self.call: Call | None = None
         self.leaving = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -308,7 +292,7 @@ class Ranks:
         if self._looking_up is not None:
             self._looking_up.cancel()
         for rank in self._known.values():
-            await rank.connection.__aexit__()
+            await rank.connection.aclose()
 
     @property
     def addresses(self) -> list[str]:
@@ -500,7 +484,7 @@ class Ranks:
         used = {id(choice.rank) for choice in self._choices}
         for rank in [r for r in self._known.values() if r not in ranks and id(r) not in used]:
             del self._known[rank.address]
-            await rank.connection.__aexit__()
+            await rank.connection.aclose()
 
     async def _keep_refreshing(self) -> None:
         while True:

@@ -11,9 +11,10 @@ import socket
 from functools import partial
 
 from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.connection import Call
 from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
 from murmur.env_service.sessions.reconnect import Disconnected
-from murmur.env_service.sessions.worker import Call, closing_all, run_until
+from murmur.env_service.sessions.worker import closing_all, run_until
 from murmur.env_service.sources.source import (
     BrokenSample,
     Source,

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from grpc import aio
 from numpy.typing import NDArray
 
 from murmur.env_service.environment import VectorEnvironment, make_environment, zero_actions
 from murmur.env_service.episode_options import EpisodeOptions
 from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.connection import Call
 from murmur.env_service.sessions.expert import Expert
 from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
 from murmur.env_service.sessions.reconnect import Disconnected
@@ -34,128 +34,18 @@ from murmur.env_service.watchdog.faults import (
 from murmur.shared.config.episode_options import Value
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, EnvironmentFault, MurmurError, WireError
-from murmur.shared.rpc import METHOD, PROTOCOL_VERSION
+from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.codec import ActionCodec, ObservationCodec
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec, past_actions
 from murmur.shared.wire.episode_options import options_from_proto
-from murmur.shared.wire.notices import Notices, pack_notices
 from murmur.shared.wire.seeding import episode_seeds
-from murmur.shared.wire.spec import EnvSpec, action_layout, spec_to_proto
+from murmur.shared.wire.spec import EnvSpec, spec_to_proto
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 
 _FLUSH_EVERY_S = 0.5  # between two reports to Prometheus
 _GRACE_S = 1.0  # how long a stopping worker waits for answers under way
-_CLOSE_S = 1.0  # how long it waits for the learner to end a stream
-
-
-class Call:
-    """A stream to the learner, of any messages; its end raises Disconnected.
-
-    Used by one asyncio task; any may cancel it.
-
-    Attributes:
-        written: number of messages sent.
-    """
-
-    def __init__(self, channel: aio.Channel, metrics: WorkerMetrics) -> None:
-        """Open the stream; nothing travels before `greet`."""
-        self._metrics, self.written = metrics, 0
-        # No (de)serialisers: the codecs read and write the bytes of the messages themselves.
-        open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
-        self._call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
-
-    async def greet(self, hello: pb.Hello) -> pb.Welcome:
-        """Send Hello and wait for Welcome, without a timeout.
-
-        The channel's keepalive notices a learner that dies meanwhile.
-
-        Raises:
-            Disconnected: if the learner is not reachable, refuses or disconnects.
-            WireError: if the answer is no Welcome.
-        """
-        await self.write(pb.WorkerMessage(hello=hello).SerializeToString())
-        reply = await self.read()
-        try:
-            message = pb.LearnerMessage.FromString(reply)
-        except DecodeError as error:
-            raise WireError(
-                f"the learner's answer to Hello is no LearnerMessage: {error}"
-            ) from None
-        if message.WhichOneof("message") != "welcome":
-            raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
-        return message.welcome
-
-    async def write(self, message: bytes) -> None:
-        """Send a message.
-
-        Raises:
-            Disconnected: if the stream is over.
-        """
-        try:
-            await self._call.write(message)
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            raise await self._over() from None
-        except asyncio.CancelledError:
-            # grpc.aio raises this also when the *peer* ends the stream with CANCELLED.
-            if _told_to_end():
-                raise
-            raise await self._over() from None
-        self.written += 1
-        self._metrics.messages_sent += 1
-        self._metrics.bytes_sent += len(message)
-
-    async def tell(self, notices: Notices) -> None:
-        """Send the notices that are pending.
-
-        Raises:
-            Disconnected: if the stream is over.
-        """
-        await self.write(pack_notices(notices.take()))
-
-    async def read(self) -> bytes:
-        """Return the next message.
-
-        Raises:
-            Disconnected: if the stream is over.
-        """
-        message = None
-        try:
-            message = await self._call.read()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the stream is over; its status says why
-        except asyncio.CancelledError:
-            if _told_to_end():
-                raise
-        if not isinstance(message, bytes):  # None or grpc.aio.EOF
-            raise await self._over()
-        self._metrics.messages_received += 1
-        self._metrics.bytes_received += len(message)
-        return message
-
-    async def close(self) -> None:
-        """Half-close the stream and wait for the learner to end it."""
-        with contextlib.suppress(asyncio.InvalidStateError, aio.AioRpcError, TimeoutError):
-            await self._call.done_writing()
-            await asyncio.wait_for(self._call.code(), _CLOSE_S)
-
-    def cancel(self) -> None:
-        """End the stream at once."""
-        self._call.cancel()
-
-    async def _over(self) -> Disconnected:
-        return Disconnected(await self._call.code(), await self._call.details() or "")
-
-
-def _told_to_end() -> bool:
-    """Return whether the current task is being cancelled.
-
-    A function: a task in a local variable of a frame that its own exception passes through is a
-    cycle, which keeps the call and its connection open until the garbage collector runs.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class Stream(Call):
@@ -209,7 +99,7 @@ def hello_of(
     num_envs: int,
     worker_id: str,
     mode: pb.Mode,
-    options: EpisodeOptions | None = None,
+    curriculum: Sequence[str] = (),
 ) -> pb.Hello:
     """Return the first message of a session.
 
@@ -218,7 +108,7 @@ def hello_of(
         num_envs: number of its environments.
         worker_id: name of the session in the learner's logs.
         mode: MODE_TRAIN or MODE_EVALUATE.
-        options: options that differ between episodes; None: there are none.
+        curriculum: names of the options that the learner changes.
     """
     return pb.Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -226,7 +116,7 @@ def hello_of(
         mode=mode,
         num_envs=num_envs,
         spec=spec_to_proto(spec),
-        curriculum=options.curriculum if options is not None else (),
+        curriculum=curriculum,
     )
 
 
@@ -269,7 +159,7 @@ class WorkerSession:
         """
         spec, n, options = self._expert.spec, self._environment.num_envs, self._environment.options
         connect = partial(Stream, spec=spec, num_envs=n, metrics=metrics)
-        hello = hello_of(spec, n, self._worker_id, pb.MODE_TRAIN, options)
+        hello = hello_of(spec, n, self._worker_id, pb.MODE_TRAIN, options.curriculum)
         hello.preferred_first_slot = self._preferred_first_slot
         while not self._stop.is_set():
             try:
@@ -302,7 +192,7 @@ class WorkerSession:
             metrics.enter("step")
             self._expert.updates = stream.updates
             if stream.options:
-                environment.set_options(stream.options)
+                environment.options.set(stream.options)
             ended = np.flatnonzero(environment.over) if over else None
             timestep = self._step(action, environment.over, ended)
 
@@ -325,8 +215,7 @@ class WorkerSession:
             self._environment.seeds[ended] = episode_seeds(
                 self._run_seed, self._slots[ended], self._episodes[ended]
             )
-            if self._environment.options is not None:
-                self._environment.options.next_episode(ended.tolist())
+            self._environment.options.next_episode(ended.tolist())
         timestep = self._environment.step(action, restart)
         return self._expert.label(timestep) if self._expert.labels else timestep
 
@@ -355,11 +244,9 @@ class WorkerSession:
         self._episodes = np.array([slot.episode for slot in welcome.slots], np.uint64)
         environment.seeds[:] = episode_seeds(self._run_seed, self._slots, self._episodes)
         if welcome.options:
-            environment.set_options(options_from_proto(welcome.options))
-        if environment.options is not None:
-            own = [options_from_proto(slot.options) for slot in welcome.slots]
-            environment.options.resume(own)
-        replays = [_replay(environment.spec, slot.actions) for slot in welcome.slots]
+            environment.options.set(options_from_proto(welcome.options))
+        environment.options.resume([options_from_proto(slot.options) for slot in welcome.slots])
+        replays = [past_actions(environment.spec, slot.actions) for slot in welcome.slots]
         lengths = np.array([len(replay) for replay in replays])
         action = zero_actions(environment.spec, n)
         starts = lengths.max() - lengths  # the call in which each copy begins its episode
@@ -388,19 +275,6 @@ class WorkerSession:
         return timestep
 
 
-def _replay(spec: EnvSpec, actions: bytes) -> Array:
-    """Decode a SlotStart's bytes to actions of one environment, [t, A] or [t, A, U]."""
-    dtype, shape = action_layout(spec.action)
-    wire = dtype.newbyteorder("<")
-    row = spec.num_agents * int(np.prod(shape))
-    if len(actions) % (row * wire.itemsize):
-        raise WireError(
-            f"Welcome replays {len(actions)} bytes of actions, no multiple of "
-            f"{row * wire.itemsize} bytes a step"
-        )
-    return np.frombuffer(actions, wire).reshape(-1, spec.num_agents, *shape)
-
-
 def guarded_environment(
     config: ExperimentConfig,
     num_envs: int,
@@ -419,18 +293,15 @@ def guarded_environment(
         progress: part of the curriculum that has passed, 0 to 1, until the learner says another;
             evaluations use its end.
     """
-    plugin, most = config.environment, config.learner.max_abs_reward
-    make = partial(make_environment, plugin, num_envs, config.algorithm.name)
-    if not plugin.names:
-        return GuardedEnvironment(make, faults, heartbeat, most)
+    plugin = config.environment
     options = EpisodeOptions(plugin, num_envs, plugin.values_at(progress))
 
-    def make_with_options() -> VectorEnvironment:
-        environment = make()
+    def make() -> VectorEnvironment:
+        environment = make_environment(plugin, num_envs, config.algorithm.name)
         options.require(environment)
         return environment
 
-    return GuardedEnvironment(make_with_options, faults, heartbeat, most, options)
+    return GuardedEnvironment(make, faults, heartbeat, config.learner.max_abs_reward, options)
 
 
 async def run_sessions(

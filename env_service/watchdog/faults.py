@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 from murmur.env_service.environment import (
     VectorEnvironment,
     blank_timestep,
-    expected_arrays,
     named_arrays,
-    shape_errors,
     zero_actions,
 )
-from murmur.env_service.episode_options import EpisodeOptions, Options
-from murmur.shared.process.errors import EnvironmentFault, WireError
+from murmur.env_service.episode_options import EpisodeOptions
+from murmur.shared.config.episode_options import NO_ENVIRONMENT
+from murmur.shared.process.errors import EnvironmentFault
 from murmur.shared.process.traces import error_message
-from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.codec import RowCheck, timestep_layout
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -264,7 +263,7 @@ class GuardedEnvironment:
         steps: [N] number of steps of each episode since FIRST.
         over: [N] bool, true if the last row was LAST or ABORTED: the next step must restart it.
         num_aborted: number of copies with an ABORTED row in the last step.
-        options: options that differ between episodes; None: there are none.
+        options: options that differ between episodes.
     """
 
     def __init__(
@@ -285,28 +284,18 @@ class GuardedEnvironment:
             options: options that differ between episodes; None: there are none.
         """
         self._make, self._faults = make, faults
-        self.options = options
         self.environment = make()
         self.spec, self.num_envs = self.environment.spec, self.environment.num_envs
         n = self.num_envs
+        self.options = options or EpisodeOptions(NO_ENVIRONMENT, n, {})
         self._heartbeat = heartbeat or Heartbeat.private(n).part(0, n)
         self.environment.watch(self._heartbeat.at)
         self.seeds, self.steps = self._heartbeat.seeds, self._heartbeat.steps
         self.over = np.zeros(n, np.bool_)
-        self._layout = expected_arrays(self.spec, n)
+        self._layout = timestep_layout(self.spec, n)
         self._check = RowCheck(self.spec, n, max_abs_reward, received=False)
         self._failed: list[Fault] = []
         self.num_aborted = 0
-
-    def set_options(self, values: Options) -> None:
-        """Use values of the curriculum for episodes that begin from now on.
-
-        Raises:
-            WireError: if there is no such curriculum here.
-        """
-        if self.options is None:
-            raise WireError(f"the learner sent the options {sorted(values)}, which no Hello named")
-        self.options.set(values)
 
     def step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
         """Step the copies; restarts use `seeds`. A fault gives ABORTED rows and does not raise.
@@ -318,14 +307,14 @@ class GuardedEnvironment:
         self._heartbeat.enter(restart)
         try:
             try:
-                if self.options is not None:
-                    self.options.give(self.environment, restart, self.seeds)
+                self.options.give(self.environment, restart, self.seeds)
                 timestep = self.environment.step(action, restart, self.seeds)
             except CopiesFailed as failure:
                 self._failed += failure.faults
                 timestep = failure.timestep
             usual = not self._failed and self._check.passes(timestep, restart)
-            wrong = None if usual else next(shape_errors(self._layout, timestep), None)
+            errors = () if usual else self._layout.errors(self._layout.arrays(timestep))
+            wrong = next(iter(errors), None)
         except BaseException as error:
             if not is_environments_fault(error):
                 raise

@@ -14,7 +14,6 @@ import grpc
 from numpy.typing import NDArray
 
 from murmur.learner_service.serving.admission import Admission, Admitted, Context, Refused
-from murmur.learner_service.storage.epochs import Request
 from murmur.learner_service.storage.samples import SampleStore
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.progress import Progress
@@ -137,8 +136,8 @@ class SupplyDesk:
 
     def _reassign(self, store: SampleStore, session: "_Session", worker_id: str) -> None:
         """Give back what an ended session still owes, to ask others for it."""
-        owed = sum(len(request.indices) for _, request in session.open)
-        for _, request in reversed(session.open):
+        owed = sum(len(request.indices) for request in session.open)
+        for request in reversed(session.open):
             store.give_back(request)
         if owed:
             self._metrics.counter("samples_reassigned").inc(owed)
@@ -166,7 +165,7 @@ class SupplyDesk:
     def keep(
         self,
         store: SampleStore,
-        request: Request,
+        request: Grant,
         arrays: dict[str, Array],
         broken: list[Broken],
     ) -> None:
@@ -182,7 +181,7 @@ class SupplyDesk:
             if fresh:
                 self._note_broken(request, broken)
 
-    def _note_broken(self, request: Request, broken: list[Broken]) -> None:
+    def _note_broken(self, request: Grant, broken: list[Broken]) -> None:
         split = SPLITS[request.split]
         for b in broken:
             if len(self._reasons) < _MAX_REASONS:
@@ -224,7 +223,7 @@ class _Session:
     stream: Admitted
     size: int
     window: int
-    open: deque[tuple[Grant, Request]] = field(default_factory=deque)
+    open: deque[Grant] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         """Owe nothing yet."""
@@ -269,9 +268,9 @@ class _Session:
             if request is None:
                 return
             self._sequence += 1
-            grant = Grant(self._sequence, request.epoch, request.split, request.indices)
-            self.open.append((grant, request))
-            self._owed += len(request.indices)
+            grant = request._replace(sequence=self._sequence)
+            self.open.append(grant)
+            self._owed += len(grant.indices)
             try:
                 async with asyncio.timeout(timeout_s):
                     await self.context.write(pack_grant(grant))
@@ -312,7 +311,7 @@ class _Session:
             return
         if not self.open:
             raise WireError("the session sent samples that the learner did not request")
-        grant, request = self.open[0]
+        grant = self.open[0]
         answer = self._codec.receive(message, grant)
         if answer is None:
             return
@@ -321,8 +320,8 @@ class _Session:
             _check_classes(self.spec, grant, arrays[MASK])
         self.stream.messages += 1
         self.open.popleft()
-        self._owed -= len(request.indices)
-        self.desk.keep(self.store, request, arrays, broken)
+        self._owed -= len(grant.indices)
+        self.desk.keep(self.store, grant, arrays, broken)
 
 
 def _check_classes(spec: SampleSpec, grant: Grant, mask: NDArray[Any]) -> None:

@@ -28,7 +28,13 @@ from murmur.shared.process.process import logger
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import MAX_HELLO_BYTES
-from murmur.shared.wire.codec import ObservationCodec, RowCheck, check_size, message_bytes
+from murmur.shared.wire.codec import (
+    ObservationCodec,
+    RowCheck,
+    check_size,
+    message_bytes,
+    past_actions,
+)
 from murmur.shared.wire.episode_options import options_to_proto
 from murmur.shared.wire.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
 from murmur.shared.wire.spec import (
@@ -36,7 +42,6 @@ from murmur.shared.wire.spec import (
     MAX_NAME_CHARACTERS,
     STATE,
     EnvSpec,
-    action_layout,
     agent_order,
     first_difference,
     spec_from_proto,
@@ -325,9 +330,8 @@ class EnvSessions:
             session.worker_id,
         )
         session.order = np.array(order)
-        dtype, shape = action_layout(session.spec.action)
         for start in starts:
-            taken = np.frombuffer(start.actions, dtype).reshape(-1, session.spec.num_agents, *shape)
+            taken = past_actions(session.spec, start.actions)
             start.actions = taken[:, np.argsort(order)].tobytes()
         return starts
 

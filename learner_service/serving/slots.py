@@ -16,8 +16,9 @@ from murmur.learner_service.serving.requests import EnvSession
 from murmur.learner_service.telemetry.progress import Progress
 from murmur.shared.config.episode_options import Values
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import past_actions
 from murmur.shared.wire.episode_options import options_to_proto
-from murmur.shared.wire.spec import MAX_ENVS, EnvSpec, action_layout
+from murmur.shared.wire.spec import MAX_ENVS, EnvSpec
 
 # Slots without a session whose next episode is remembered: as many as one session may have.
 MAX_REMEMBERED = MAX_ENVS
@@ -235,16 +236,10 @@ def _open_episodes(session: EnvSession) -> dict[int, OpenEpisode]:
 
 def replay(session: EnvSession, actions: list[bytes]) -> None:
     """Resume a session in the middle of its episodes: its past actions, ends aligned."""
-    dtype, shape = action_layout(session.spec.action)
-    size = dtype.itemsize * session.spec.num_agents * int(np.prod(shape, dtype=np.int64))
-    lengths = [len(a) // size for a in actions]
-    longest = max(lengths)
-    for t in range(longest):
-        rows = np.zeros((session.num_envs, session.spec.num_agents, *shape), dtype)
-        for i, (length, data) in enumerate(zip(lengths, actions, strict=True)):
-            at = t - (longest - length)
-            if at >= 0:
-                part = np.frombuffer(data[at * size : (at + 1) * size], dtype)
-                rows[i] = part.reshape(rows[i].shape)
-        session.taken.append(rows)
-    session.started = np.array([longest - length for length in lengths])
+    played = [past_actions(session.spec, data) for data in actions]
+    longest = max(map(len, played))
+    session.started = np.array([longest - len(own) for own in played])
+    taken = np.zeros((longest, len(played), *played[0].shape[1:]), played[0].dtype)
+    for i, own in enumerate(played):
+        taken[longest - len(own) :, i] = own
+    session.taken += list(taken)

@@ -14,25 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from murmur.shared.process.errors import MurmurError
+from murmur.shared.wire.sample_codec import Grant
 from murmur.shared.wire.samples import SPLITS
 from murmur.shared.wire.seeding import shuffled
 
 TRAIN, VALID = 0, 1  # positions in SPLITS
 _MISSING, _ARRIVED, _TAKEN, _BROKEN = range(4)  # state of a sample in the current epoch
-
-
-class Request(NamedTuple):
-    """Samples to be sent.
-
-    Attributes:
-        split: TRAIN or VALID.
-        epoch: epoch that they are for.
-        indices: indices within the split.
-    """
-
-    split: int
-    epoch: int
-    indices: tuple[int, ...]
 
 
 class Chosen(NamedTuple):
@@ -98,13 +85,13 @@ class Epochs:
         self._have = [np.zeros(size, np.bool_) for size in sizes]  # kept for good
         self._broken = [np.zeros(size, np.bool_) for size in sizes]
         self.epoch = 0
-        self._returned: deque[Request] = deque()
-        self._upcoming: Request | None = None
+        self._returned: deque[Grant] = deque()
+        self._upcoming: Grant | None = None
         self._restart(np.zeros(sizes[TRAIN], np.bool_))
 
     # --- what to request
 
-    def request(self, limit: int) -> Request | None:
+    def request(self, limit: int) -> Grant | None:
         """The next samples to ask for, at most `limit`; None if there is nothing or no place."""
         if self._returned:
             first = self._returned.popleft()
@@ -116,13 +103,13 @@ class Epochs:
                 self._upcoming = next(self._requests, None)
                 if self._upcoming is None:
                     return None
-            split, epoch, indices = self._upcoming
+            _, epoch, split, indices = self._upcoming
             count = limit
             if split == TRAIN and not self._cached:
                 count = min(limit, len(self._free))
                 if not count:
                     return None
-            self._upcoming = Request(split, epoch, indices[count:])
+            self._upcoming = self._upcoming._replace(indices=indices[count:])
             wanted = tuple(i for i in indices[:count] if not self._broken[split][i])
             if not wanted:
                 if self._broken[split].all():  # no epoch has anything to ask for
@@ -131,9 +118,9 @@ class Epochs:
             if split == TRAIN and not self._cached:
                 for index in wanted:
                     self._place[epoch, index] = self._free.pop()
-            return Request(split, epoch, wanted)
+            return Grant(0, epoch, split, wanted)
 
-    def give_back(self, request: Request) -> None:
+    def give_back(self, request: Grant) -> None:
         """Samples that were requested will not come: another session is to send them."""
         self._returned.appendleft(request)
 
@@ -143,7 +130,7 @@ class Epochs:
         self._upcoming = None
         self._begin(done)
 
-    def _all_requests(self, epoch: int, done: NDArray[np.bool_]) -> Iterator[Request]:
+    def _all_requests(self, epoch: int, done: NDArray[np.bool_]) -> Iterator[Grant]:
         """Everything that will be needed, in the order in which it will."""
         order = self._order(epoch)
         yield from _in_pieces(TRAIN, epoch, order[~done[order]])
@@ -158,13 +145,13 @@ class Epochs:
 
     # --- what comes
 
-    def place_of(self, request: Request, index: int) -> int:
+    def place_of(self, request: Grant, index: int) -> int:
         """Return the place of a requested sample in the memory of its split."""
         if request.split == VALID or self._cached:
             return index // self._ranks
         return self._place[request.epoch, index]
 
-    def arrived(self, request: Request, indices: Sequence[int]) -> None:
+    def arrived(self, request: Grant, indices: Sequence[int]) -> None:
         """Requested samples are in their places."""
         for index in indices:
             if request.split == VALID or self._cached:
@@ -183,7 +170,7 @@ class Epochs:
         else:
             self._early.setdefault(epoch, []).append(index)
 
-    def broke(self, request: Request, index: int) -> bool:
+    def broke(self, request: Grant, index: int) -> bool:
         """A requested sample cannot be read: it leaves this epoch and all later ones.
 
         Returns:
@@ -365,10 +352,10 @@ class Epochs:
         self._restart(_unpacked(state["trained"], sizes[TRAIN]))
 
 
-def _in_pieces(split: int, epoch: int, indices: NDArray[np.integer]) -> Iterator[Request]:
+def _in_pieces(split: int, epoch: int, indices: NDArray[np.integer]) -> Iterator[Grant]:
     """Requests for indices, no more of them in one than is cheap to slice."""
     for at in range(0, len(indices), 64):
-        yield Request(split, epoch, tuple(indices[at : at + 64].tolist()))
+        yield Grant(0, epoch, split, tuple(indices[at : at + 64].tolist()))
 
 
 def _packed(flags: NDArray[np.bool_]) -> torch.Tensor:

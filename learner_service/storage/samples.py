@@ -15,12 +15,13 @@ from torch import Tensor
 
 from murmur.learner_service.device.streams import Fence, stream_lock
 from murmur.learner_service.ranks.group import ALONE, Group
-from murmur.learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
+from murmur.learner_service.storage.epochs import TRAIN, VALID, Epochs, merged_states
 from murmur.learner_service.storage.storage import DTYPES, Batch, SavedPart, Storage
 from murmur.learner_service.telemetry.copied import Copied
 from murmur.shared.config.class_census import ClassCensus
 from murmur.shared.process.errors import SpecError
 from murmur.shared.process.files import size_text
+from murmur.shared.wire.sample_codec import Grant
 from murmur.shared.wire.samples import IMAGE, MASK, SPLITS, SampleSpec
 from murmur.shared.wire.timestep import Array
 
@@ -168,17 +169,17 @@ class SampleStore(Storage[SampleBatch]):
 
     # --- the event loop
 
-    def request(self, limit: int) -> Request | None:
+    def request(self, limit: int) -> Grant | None:
         """The next samples to ask a session for; None if nothing is needed or there is no room."""
         with self._changed:
             return self._epochs.request(limit)
 
-    def give_back(self, request: Request) -> None:
+    def give_back(self, request: Grant) -> None:
         """A session has ended without sending these."""
         with self._changed:
             self._epochs.give_back(request)
 
-    def add(self, request: Request, arrays: Mapping[str, Array], broken: Sequence[int]) -> int:
+    def add(self, request: Grant, arrays: Mapping[str, Array], broken: Sequence[int]) -> int:
         """Keep the samples of a request.
 
         Args:

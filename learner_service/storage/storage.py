@@ -28,8 +28,8 @@ from torch import Tensor
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.device.streams import stream_lock
 from murmur.learner_service.storage.frames import Frames
-from murmur.shared.wire.dataset import OBSERVATION
-from murmur.shared.wire.spec import ACTION_MASK, EnvSpec, action_layout
+from murmur.shared.wire.dataset import OBSERVATION, array_layout
+from murmur.shared.wire.spec import ACTION_MASK, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType
 
 NEXT = "next/"  # prefix of the arrays of row t + k, of transitions
@@ -55,19 +55,11 @@ def time_step_layout(
 
     Observations carry the prefix OBSERVATION; everything is in wire dtype.
     """
-    a = spec.num_agents
-    dtype, shape = action_layout(spec.action)
-    return {
-        "step_type": ((), torch.uint8),
-        "reward": ((a,), torch.float32),
-        "discount": ((), torch.float32),
-        "action": ((a, *shape), DTYPES[dtype.name]),
-        **{
-            OBSERVATION + o.name: ((a, *o.shape) if o.per_agent else o.shape, DTYPES[o.dtype])
-            for o in spec.observations
-        },
-        **{name: ((a, *extra), torch.float32) for name, extra in extras.items()},
-    }
+    given = array_layout(spec).items()
+    layout = {name: (shape, DTYPES[dtype.name]) for name, (dtype, shape) in given}
+    for name, extra in extras.items():
+        layout[name] = (spec.num_agents, *extra), torch.float32
+    return layout
 
 
 def array_bytes(layout: Layout) -> dict[str, int]:

@@ -32,7 +32,8 @@ class _Protobuf:
         self.observations = timestep_layout(spec, num_envs)
         self.actions = action_array_layout(spec, num_envs)
         self._observation = bytearray(self.observations.num_bytes)
-        self._rows = self.observations.views(self._observation)
+        names = (name for name, _, _ in self.observations.fields)
+        self._rows = dict(zip(names, self.observations.views(self._observation), strict=True))
         self._action = bytearray(self.actions.num_bytes)
 
     def pack(self, sequence: int, timestep: TimeStep) -> pb.WorkerMessage:
@@ -47,7 +48,7 @@ class _Protobuf:
 
     def unpack_action(self, message: pb.LearnerMessage) -> Array:
         """Unpack actions as ActionCodec.unpack does."""
-        return self.actions.views(message.action.arrays)["action"]
+        return self.actions.views(message.action.arrays)[0]
 
     def answer(self, message: pb.WorkerMessage) -> pb.LearnerMessage:
         """Return a constant action."""

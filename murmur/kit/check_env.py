@@ -40,7 +40,7 @@ from murmur.env_service.watchdog.descendants import (
 )
 from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.runs.settings import environment_config, environment_factory
-from murmur.shared.config.episode_options import EnvironmentConfig, Value
+from murmur.shared.config.episode_options import NO_ENVIRONMENT, EnvironmentConfig, Value
 from murmur.shared.config.plugin_folders import look_in
 from murmur.shared.process.errors import ConfigError, EnvironmentFault, MurmurError
 from murmur.shared.process.process import die_with_parent, logger
@@ -290,11 +290,10 @@ def _watched(
     config: EnvironmentConfig | None,
     num_envs: int,
 ) -> VectorEnvironment:
-    environment, options = make(num_envs), None
+    environment, config = make(num_envs), config or NO_ENVIRONMENT
     notices.append(environment.notices)
-    if config is not None and config.names:
-        options = EpisodeOptions(config, num_envs, config.values_at(0.0))
-        options.require(environment)
+    options = EpisodeOptions(config, num_envs, config.values_at(0.0))
+    options.require(environment)
     return _Watched(environment, heartbeat, options)
 
 
@@ -305,7 +304,7 @@ class _Watched(VectorEnvironment):
         self,
         environment: VectorEnvironment,
         heartbeat: Heartbeat,
-        options: EpisodeOptions | None,
+        options: EpisodeOptions,
     ) -> None:
         self._environment, self._options = environment, options
         self.spec, self.num_envs = environment.spec, environment.num_envs
@@ -321,8 +320,7 @@ class _Watched(VectorEnvironment):
         self._part.seeds[restart] = seeds[restart]
         self._part.enter(restart)
         try:
-            if self._options is not None:
-                self._options.give(self._environment, restart, seeds)
+            self._options.give(self._environment, restart, seeds)
             timestep = self._environment.step(action, restart, seeds)
         except Exception:
             self._part.leave()

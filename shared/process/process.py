@@ -12,12 +12,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from murmur.shared.process.errors import ConfigError, ConnectionLostError, MurmurError
 from murmur.shared.process.files import disk_error
+
+T = TypeVar("T")
 
 logger = logging.getLogger("murmur")
 
@@ -215,6 +218,35 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         logger.info("uvloop is not installed: messages cost more; pip install uvloop")
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, in another thread if this one already runs an event loop.
+
+    Raises:
+        BaseException: any exception of the coroutine; KeyboardInterrupt after cancelling it.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def watched() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        return await coroutine
+
+    with ThreadPoolExecutor(1, "murmur-asyncio") as pool:
+        future = pool.submit(asyncio.run, watched())
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            for task in tasks:
+                with contextlib.suppress(RuntimeError):  # its loop has just ended
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+            raise
 
 
 def end_process(code: int) -> NoReturn:

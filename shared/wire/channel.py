@@ -8,24 +8,17 @@ from typing import Any
 import grpc
 
 from murmur.shared.process.addresses import bare_host, is_own
-from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import ENCODING_BYTES, MAX_MESSAGE_BYTES, METHOD, PART_BYTES
 
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # to a client
-
+MAX_HELLO_BYTES = 1024 * 1024
 # gRPC assembles a message before the server sees it, from any client. So what it takes of one
 # stream is small: a Hello, or one part of an observation (murmur.shared.wire.framing). What a whole
 # observation takes is set aside only for a session that was admitted (see
 # murmur.learner_service.serving.admission).
-PART_BYTES = 1024 * 1024
-MAX_HELLO_BYTES = 1024 * 1024
-ENCODING_BYTES = 64  # by which protobuf's encoding of a message is longer than its arrays
 _MAX_RECEIVED_BYTES = PART_BYTES + ENCODING_BYTES
 
 # Details of the status UNAVAILABLE that ends streams.
 STOPPING, RUN_COMPLETE = "the learner is stopping; reconnect", "the run is complete"
-
-# The arrays of one observation or action.
-MAX_OBSERVATION_BYTES = 64 * 1024 * 1024
 
 # A peer that hangs without closing its socket is found after at most 10 + 5 s. The ping timeout
 # is what counts: keepalive_timeout_ms alone took 60 s to notice a stopped process (grpcio 1.85).

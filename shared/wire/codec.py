@@ -7,27 +7,25 @@ protobuf framing once, joins it with the arrays in one copy, and reads arrays ba
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
-from struct import Struct
-from typing import Any
+from itertools import accumulate, chain, repeat
+from typing import Any, TypeGuard
 
 import numpy as np
-from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import SpecError, WireError
+from murmur.shared.rpc import ENCODING_BYTES, MAX_OBSERVATION_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
 from murmur.shared.wire.episode_options import (
     OPTIONS_BYTES,
     options_from_proto,
     options_to_proto,
 )
-from murmur.shared.wire.framing import Assembly, parse, part_frames, split, varint
+from murmur.shared.wire.framing import Assembly, Frame, part_frames, split
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     ADJACENCY,
@@ -76,8 +74,35 @@ class Layout:
         """Return the length of the payload, bytes."""
         return sum(d.itemsize * math.prod(s) for _, d, s in self.fields)
 
-    def views(self, payload: memoryview | bytes | bytearray) -> dict[str, Array]:
-        """Return the arrays of a payload, by name, without a copy.
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the arrays in messages, as in "observation 'maps'"."""
+        parts = (name.partition("/") for name, _, _ in self.fields)
+        return [f"{kind} '{own}'" if slash else kind for kind, slash, own in parts]
+
+    def fits(self, arrays: Iterable[object]) -> TypeGuard[Sequence[Array]]:
+        """Return whether all arrays are there, with their dtypes and shapes."""
+        kind = np.ndarray  # looked up once: this is done for each message
+        for (_, dtype, shape), array in zip(self.fields, arrays, strict=True):
+            if not isinstance(array, kind) or array.shape != shape or array.dtype != dtype:
+                return False
+        return True
+
+    def errors(self, arrays: Iterable[object]) -> Iterator[str]:
+        """Yield what is wrong with arrays that do not fit."""
+        for label, (_, dtype, shape), array in zip(self.labels, self.fields, arrays, strict=True):
+            if array is None:
+                yield f"{label} is in the spec but missing"
+            elif not isinstance(array, np.ndarray):
+                yield f"{label} is a {type(array).__name__}, not a NumPy array"
+            else:
+                if array.dtype != dtype:
+                    yield f"{label} has dtype {array.dtype}, not {dtype}"
+                if array.shape != shape:
+                    yield f"{label} has shape {array.shape}, not {shape}"
+
+    def views(self, payload: memoryview | bytes | bytearray) -> list[Array]:
+        """Return the arrays of a payload in the order of the fields, without a copy.
 
         Raises:
             WireError: if the payload has the wrong number of bytes, naming the arrays expected.
@@ -87,20 +112,53 @@ class Layout:
                 f"arrays hold {len(payload)} bytes, the spec says {self.num_bytes}: "
                 + ", ".join(f"{n} {d.name}{list(s)}" for n, d, s in self.fields)
             )
-        return {
-            name: np.ndarray(shape, dtype, payload, offset)
-            for name, dtype, shape, offset in self.places
-        }
+        shapes, dtypes, starts = self._places
+        return list(map(np.ndarray, shapes, dtypes, repeat(payload), starts))  # type: ignore[arg-type]
 
     @cached_property
-    def places(self) -> list[tuple[str, np.dtype[np.generic], tuple[int, ...], int]]:
-        """Return the fields, each with its byte offset in the payload."""
+    def _places(self) -> tuple[list[tuple[int, ...]], list[np.dtype[np.generic]], list[int]]:
+        """Return the shapes, dtypes and byte offsets in the payload of all arrays."""
         sizes = [d.itemsize * math.prod(s) for _, d, s in self.fields]
-        starts = accumulate(sizes, initial=0)
-        return [(*field, start) for field, start in zip(self.fields, starts, strict=False)]
+        starts = list(accumulate(sizes[:-1], initial=0))
+        return [s for _, _, s in self.fields], [d for _, d, _ in self.fields], starts
 
 
-def timestep_layout(spec: EnvSpec, num_envs: int) -> Layout:
+@dataclass(frozen=True)
+class TimeStepLayout(Layout):
+    """Layout of an Observation.
+
+    Attributes:
+        observations: names of the observations.
+        metrics: names of the metrics.
+    """
+
+    observations: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+    def arrays(self, timestep: TimeStep) -> list[Array | None]:
+        """Return the arrays of a time step in the order of the fields; None: it is missing."""
+        return [
+            timestep.reward,
+            timestep.discount,
+            *map(timestep.observation.get, self.observations),
+            *map(timestep.metrics.get, self.metrics),
+            timestep.step_type,
+        ]
+
+    def timestep(self, arrays: Sequence[Array]) -> TimeStep:
+        """Return the time step of arrays in the order of the fields."""
+        reward, discount, *rest, step_type = arrays
+        metrics = rest[len(self.observations) :]
+        return TimeStep(
+            step_type,  # type: ignore[arg-type]
+            reward,  # type: ignore[arg-type]
+            discount,  # type: ignore[arg-type]
+            dict(zip(self.observations, rest, strict=False)),
+            dict(zip(self.metrics, metrics, strict=True)),  # type: ignore[arg-type]
+        )
+
+
+def timestep_layout(spec: EnvSpec, num_envs: int) -> TimeStepLayout:
     """Return the layout of an Observation: reward, discount, observations, metrics, step_type."""
     n, a = num_envs, spec.num_agents
     f32, u8 = np.dtype("<f4"), np.dtype("u1")
@@ -114,13 +172,29 @@ def timestep_layout(spec: EnvSpec, num_envs: int) -> Layout:
         fields.append((_OBSERVATION + o.name, dtype, (*lead, *o.shape)))
     fields += [(_METRIC + m, f32, (n,)) for m in spec.metrics]
     fields.append((_STEP_TYPE, u8, (n,)))
-    return Layout(tuple(fields))
+    return TimeStepLayout(tuple(fields), tuple(o.name for o in spec.observations), spec.metrics)
 
 
 def action_array_layout(spec: EnvSpec, num_envs: int) -> Layout:
     """Return the layout of an Action: one array [N, A] or [N, A, ...], see ActionSpec."""
     dtype, shape = action_layout(spec.action)
     return Layout(((_ACTION, dtype.newbyteorder("<"), (num_envs, spec.num_agents, *shape)),))
+
+
+def past_actions(spec: EnvSpec, actions: bytes) -> Array:
+    """Decode a SlotStart's bytes to actions of one environment, [t, A] or [t, A, ...].
+
+    Raises:
+        WireError: if the last step's actions are not whole.
+    """
+    layout = action_array_layout(spec, 1)
+    ((_, dtype, shape),) = layout.fields
+    if len(actions) % layout.num_bytes:
+        raise WireError(
+            f"Welcome replays {len(actions)} bytes of actions, no multiple of "
+            f"{layout.num_bytes} bytes a step"
+        )
+    return np.frombuffer(actions, dtype).reshape(-1, *shape[1:])
 
 
 def check_size(spec: EnvSpec, num_envs: int) -> None:
@@ -148,119 +222,6 @@ def message_bytes(spec: EnvSpec, num_envs: int) -> int:
     return sum(layout.num_bytes for layout in layouts)
 
 
-class Frame:
-    """The protobuf framing of one kind of message: numbers, then the arrays of a layout.
-
-    The numbers are fixed64 fields 1..n, the arrays together one `bytes` field. Written messages
-    equal, byte for byte, the output of protobuf's own code. Used by one thread.
-
-    Attributes:
-        layout: layout of the arrays.
-        max_bytes: upper bound on the bytes of any encoding of such a message.
-    """
-
-    def __init__(
-        self, kind: type[Message], field: str, numbers: Sequence[str], layout: Layout
-    ) -> None:
-        """Lay out the frame. Allocates no memory of the arrays' size.
-
-        Args:
-            kind: message on the stream, with a oneof.
-            field: name of this message in the oneof.
-            numbers: names of the fixed64 fields (sequence, policy_version).
-            layout: layout of the arrays.
-        """
-        self._kind = kind
-        self._field = field
-        self._numbers = numbers
-        self.layout = layout
-        arrays = bytes([(len(numbers) + 1) << 3 | 2]) + varint(layout.num_bytes)
-        inner = 9 * len(numbers) + len(arrays) + layout.num_bytes
-        outer = bytes([kind.DESCRIPTOR.fields_by_name[field].number << 3 | 2]) + varint(inner)
-        tags = [bytes([i << 3 | 1]) for i in range(1, len(numbers) + 1)]
-        # What all messages of this layout have in common: the bytes before each number and before
-        # the arrays. Protobuf's writers omit a number of zero; such messages are parsed.
-        self._common = (outer + tags[0], *tags[1:], arrays)
-        self._head = Struct("<" + "Q".join(f"{len(part)}s" for part in self._common))
-        self._values: list[bytes | int] = [0] * (2 * len(numbers) + 1)
-        self._values[::2] = self._common
-        self._length = self._head.size + layout.num_bytes
-        self.max_bytes = self._length + ENCODING_BYTES
-
-    def pack(self, numbers: Sequence[int], arrays: Sequence[Array | None]) -> bytes:
-        """Encode numbers and arrays as a message.
-
-        Raises:
-            WireError: if an array is missing, or has another shape or dtype than the spec says.
-        """
-        for (name, dtype, shape), array in zip(self.layout.fields, arrays, strict=True):
-            if array is None or array.shape != shape or array.dtype != dtype:
-                raise _wrong_array(name, dtype, shape, array)
-        self._values[1::2] = numbers
-        head = self._head.pack(*self._values)
-        try:
-            return b"".join((head, *arrays))  # type: ignore[arg-type]
-        except TypeError:  # an array that is not contiguous, such as one with agents reordered
-            return b"".join((head, *map(np.ascontiguousarray, arrays)))  # type: ignore[arg-type]
-
-    def match(self, message: bytes) -> tuple[Sequence[int], list[Array]] | None:
-        """Decode a message of exactly this framing: numbers, and arrays as read-only views.
-
-        None for any other message, which `parse` and `read` decode if its encoding is valid.
-        """
-        if len(message) == self._length:
-            values = self._head.unpack_from(message)
-            if values[::2] == self._common:
-                return values[1::2], [
-                    np.ndarray(shape, dtype, message, at) for dtype, shape, at in self._places
-                ]
-        return None
-
-    def parse(self, message: bytes, further: int = 0) -> Any:  # noqa: ANN401 - of protobuf
-        """Parse a message in any valid encoding, by protobuf's general parser.
-
-        Args:
-            message: bytes of the message.
-            further: largest size of its fields that are not in the frame, bytes.
-
-        Raises:
-            WireError: if it is another message, or too long.
-        """
-        return parse(self._kind, message, self._field, self.max_bytes + further)
-
-    def read(self, parsed: Any) -> tuple[Sequence[int], list[Array]]:  # noqa: ANN401
-        """Return numbers and arrays of a parsed message.
-
-        Raises:
-            WireError: if it has the wrong number of bytes.
-        """
-        if getattr(parsed, "part", 0):
-            raise WireError(
-                f"part {parsed.part} of an observation came, by the spec one message holds all of "
-                f"its {self.layout.num_bytes} bytes"
-            )
-        numbers = [getattr(parsed, name) for name in self._numbers]
-        return numbers, list(self.layout.views(parsed.arrays).values())
-
-    @cached_property
-    def _places(self) -> list[tuple[np.dtype[np.generic], tuple[int, ...], int]]:
-        """Return dtype, shape and first byte in the message of each array."""
-        return [(d, shape, self._head.size + at) for _, d, shape, at in self.layout.places]
-
-
-def _wrong_array(
-    name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], array: Array | None
-) -> WireError:
-    """Make the error for an array that is not as the spec says."""
-    kind, _, own = name.rpartition("/")
-    name = f"{kind} '{own}'" if kind else own
-    if array is None:
-        return WireError(f"{name} is missing: the spec declares it, the environment left it out")
-    if array.shape != shape:
-        return WireError(f"{name} has shape {array.shape}, the spec says {shape}")
-    return WireError(f"{name} has dtype {array.dtype}, the spec says {dtype}")
-
-
 class ObservationCodec:
     """Codec of one session's observations. Used by one thread.
 
@@ -278,13 +239,9 @@ class ObservationCodec:
             SpecError: if an observation would be too large.
         """
         check_size(spec, num_envs)
-        layout = timestep_layout(spec, num_envs)
-        self._frame = Frame(pb.WorkerMessage, "observation", ("sequence",), layout)
-        self._observations = tuple(o.name for o in spec.observations)
-        self._metrics = spec.metrics
-        many = layout.num_bytes > PART_BYTES
-        self._part_frames = part_frames(layout.num_bytes) if many else []
-        self.num_parts = max(1, len(self._part_frames))
+        self._layout = timestep_layout(spec, num_envs)
+        self._frames = part_frames(self._layout.num_bytes)
+        self.num_parts = len(self._frames)
 
     def messages(self, sequence: int, timestep: TimeStep) -> list[bytes]:
         """Encode a time step as messages, in order.
@@ -292,16 +249,16 @@ class ObservationCodec:
         Raises:
             WireError: if an array does not have the shape or type of the spec, naming it.
         """
-        arrays = [
-            timestep.reward,
-            timestep.discount,
-            *map(timestep.observation.get, self._observations),
-            *map(timestep.metrics.get, self._metrics),
-            timestep.step_type,
-        ]
-        if not self._part_frames:
-            return [self._frame.pack((sequence,), arrays)]
-        return list(split(self._part_frames, sequence, self._filled(arrays)))
+        arrays = self._layout.arrays(timestep)
+        if not self._layout.fits(arrays):
+            raise WireError(next(self._layout.errors(arrays)))
+        if self.num_parts == 1:
+            return [self._frames[0].pack((sequence,), arrays)]
+        # Fresh memory of this size takes longer than the copy: the system clears it page by page.
+        payload, views = self._buffer
+        for view, array in zip(views, arrays, strict=True):
+            view[...] = array
+        return list(split(self._frames, sequence, payload))
 
     def receive(self, message: bytes) -> tuple[int, TimeStep] | None:
         """Decode the next message of a stream; None if the observation has further parts.
@@ -314,52 +271,24 @@ class ObservationCodec:
             WireError: if the message is no Observation, has the wrong number of bytes, or is not
                 the part that comes next.
         """
-        if not self._part_frames:
-            frame = self._frame
-            (sequence,), arrays = frame.match(message) or frame.read(frame.parse(message))
-        else:
-            whole = self._assembly.add(message)
-            if whole is None:
-                return None
-            sequence, payload = whole
-            arrays = list(self._frame.layout.views(payload).values())
-        # In the order of the layout.
-        reward, discount, *rest, step_type = arrays
-        metrics = rest[len(self._observations) :]
-        return sequence, TimeStep(
-            step_type,  # type: ignore[arg-type]
-            reward,  # type: ignore[arg-type]
-            discount,  # type: ignore[arg-type]
-            dict(zip(self._observations, rest, strict=False)),
-            dict(zip(self._metrics, metrics, strict=True)),  # type: ignore[arg-type]
-        )
-
-    def _filled(self, arrays: Sequence[Array | None]) -> memoryview:
-        """Return the payload of an observation of several parts, in a buffer that is kept.
-
-        Fresh memory of this size takes longer than the copy: the system clears it page by page.
-        """
-        payload, views = self._buffer
-        for (name, dtype, shape), view, array in zip(
-            self._frame.layout.fields, views, arrays, strict=True
-        ):
-            if array is None or array.shape != shape or array.dtype != dtype:
-                raise _wrong_array(name, dtype, shape, array)
-            view[...] = array
-        return payload
+        whole = self._assembly.add(message)
+        if whole is None:
+            return None
+        sequence, payload = whole
+        return sequence, self._layout.timestep(self._layout.views(payload))
 
     @cached_property
     def _buffer(self) -> tuple[memoryview, list[Array]]:
-        """Return memory for the payload of an observation, and the views of its arrays."""
+        """Return memory for the payload of an observation, which is kept, and its arrays' views."""
         # From bytes, which are freed at once: malloc then keeps memory of this size, that of the
         # messages too, where it would give it back to the system after each.
-        payload = memoryview(bytearray(bytes(self._frame.layout.num_bytes)))
-        return payload, list(self._frame.layout.views(payload).values())
+        payload = memoryview(bytearray(bytes(self._layout.num_bytes)))
+        return payload, self._layout.views(payload)
 
     @cached_property
     def _assembly(self) -> Assembly:
         """Return the buffer in which `receive` joins parts."""
-        return Assembly(self._part_frames, self._frame.layout.num_bytes)
+        return Assembly(self._frames)
 
 
 def finite_bounds(action: ActionSpec) -> tuple[Array, Array]:
@@ -408,8 +337,8 @@ class ActionCodec:
             agents: [A] column of packed actions for each agent of the spec; None: both have one
                 order.
         """
-        layout = action_array_layout(spec, num_envs)
-        self._frame = Frame(pb.LearnerMessage, "action", ("sequence", "policy_version"), layout)
+        self._layout = action_array_layout(spec, num_envs)
+        self._frame = Frame(pb.LearnerMessage, "action", 2, self._layout.num_bytes)
         self._agents = agents
         self._spec = spec.action
         low, high = finite_bounds(spec.action)
@@ -422,6 +351,8 @@ class ActionCodec:
         """Encode actions [N, A] or [N, A, ...], see ActionSpec, as a message."""
         if self._agents is not None:
             action = action[:, self._agents]
+        if not self._layout.fits((action,)):
+            raise WireError(next(self._layout.errors((action,))))
         return self._frame.pack((sequence, policy_version), (action,))
 
     def with_options(self, message: bytes, options: Mapping[str, Value]) -> bytes:
@@ -441,8 +372,10 @@ class ActionCodec:
         if found is None:
             parsed = self._frame.parse(message, OPTIONS_BYTES)
             self.options = options_from_proto(parsed.options)
-            found = self._frame.read(parsed)
-        (sequence, version), (action,) = found
+            found = (parsed.sequence, parsed.policy_version), memoryview(parsed.arrays)
+        (sequence, version), payload = found
+        action: NDArray[Any]
+        (action,) = self._layout.views(payload)
         if isinstance(self._spec, Discrete):
             # One pass: as an unsigned number a negative one is larger than all others.
             largest = np.maximum.reduce(action.view(np.uint32), axis=None)  # .max() takes 3 us more
@@ -496,9 +429,7 @@ class RowCheck:
             received: true if the rows came in a message: its arrays have the spec's dtypes and
                 shapes, and ABORTED may stand in the place of any row; false for an environment's.
         """
-        self._layout = () if received else timestep_layout(spec, num_envs).fields
-        self._observations = tuple(o.name for o in spec.observations)
-        self._metrics = spec.metrics
+        self._layout = None if received else timestep_layout(spec, num_envs)
         self._largest_kind = _ABORTED if received else _LAST
         self._max_abs_reward = max_abs_reward
         self._bound = min(max_abs_reward, _LARGEST)
@@ -533,19 +464,8 @@ class RowCheck:
             restart: [N] bool, true where an episode must begin, with FIRST; None if that is not
                 known.
         """
-        if self._layout:
-            arrays = (
-                t.reward,
-                t.discount,
-                *map(t.observation.get, self._observations),
-                *map(t.metrics.get, self._metrics),
-                t.step_type,
-            )
-            for (_, dtype, shape), array in zip(self._layout, arrays, strict=True):
-                if not isinstance(array, np.ndarray):
-                    return False
-                if array.dtype != dtype or array.shape != shape:
-                    return False
+        if self._layout and not self._layout.fits(self._layout.arrays(t)):
+            return False
         # The sum of squares bounds each number, and is not finite if one of them is not.
         if not float(np.vdot(t.reward, t.reward)) <= self._max_square:
             return False

@@ -6,18 +6,18 @@ stream in memory. The receiver knows the number of parts from the spec, so the s
 announce it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from struct import Struct
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import ENCODING_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, PART_BYTES
 
-OBSERVATION = pb.WorkerMessage.OBSERVATION_FIELD_NUMBER
-_SEQUENCE, _ARRAYS, _PART = b"\x09", b"\x12", b"\x1d"  # tags of Observation's and Samples' fields
+_PART = b"\x1d"  # tag of Observation's and Samples' field
 
 
 def varint(value: int) -> bytes:
@@ -50,68 +50,101 @@ def parse(kind: type[Message], message: bytes, field: str, max_bytes: int) -> An
     return getattr(parsed, field)
 
 
-class PartFrame:
-    """The protobuf framing of one part: all its bytes but the sequence number and the arrays.
+class Frame:
+    """The protobuf framing of one kind of message: numbers, then arrays, then a part's number.
 
-    Equal, byte for byte, to the output of protobuf's own code.
+    The numbers are fixed64 fields 1..n, the arrays together one `bytes` field. Written messages
+    equal, byte for byte, the output of protobuf's own code. Used by one thread.
+
+    Attributes:
+        size: bytes of the arrays.
     """
 
-    def __init__(self, part: int, size: int, field: int = OBSERVATION) -> None:
-        """Frame part number `part`, which holds `size` bytes of the arrays.
+    def __init__(
+        self, kind: type[Message], field: str, numbers: int, size: int, part: int = 0
+    ) -> None:
+        """Lay out the frame. Allocates no memory of the arrays' size.
 
         Args:
-            part: number of the part, from 0.
-            size: bytes of the arrays in this part.
-            field: field number in WorkerMessage: OBSERVATION or SAMPLES.
+            kind: message on the stream, with a oneof.
+            field: name of this message in the oneof.
+            numbers: how many fixed64 fields it has (sequence, policy_version).
+            size: bytes of the arrays.
+            part: number of the part, from 0, if the arrays are one.
         """
+        self._kind, self._field, self.size = kind, field, size
         self._tail = _PART + part.to_bytes(4, "little") if part else b""  # protobuf omits zeros
-        self._arrays = _ARRAYS + varint(size)
-        inner = 9 + len(self._arrays) + size + len(self._tail)
-        self._head = bytes([field << 3 | 2]) + varint(inner) + _SEQUENCE
-        self._data_at = len(self._head) + 8 + len(self._arrays)
-        self._end = self._data_at + size
-        self.size = size
+        arrays = bytes([(numbers + 1) << 3 | 2]) + varint(size)
+        inner = 9 * numbers + len(arrays) + size + len(self._tail)
+        outer = bytes([kind.DESCRIPTOR.fields_by_name[field].number << 3 | 2]) + varint(inner)
+        tags = [bytes([i << 3 | 1]) for i in range(1, numbers + 1)]
+        # What all messages of this frame have in common: the bytes before each number and before
+        # the arrays. Protobuf's writers omit a number of zero; such messages are parsed.
+        self._common = (outer + tags[0], *tags[1:], arrays)
+        self._head = Struct("<" + "Q".join(f"{len(text)}s" for text in self._common))
+        self._values: list[bytes | int] = [0] * (2 * numbers + 1)
+        self._values[::2] = self._common
+        self._place = slice(self._head.size, self._head.size + size)
+        self._length = self._head.size + size + len(self._tail)
 
-    def pack(self, sequence: int, data: memoryview) -> bytes:
-        """Return the message that carries this part."""
-        counter = sequence.to_bytes(8, "little")
-        return b"".join((self._head, counter, self._arrays, data, self._tail))
+    def pack(self, numbers: Sequence[int], arrays: Sequence[Any]) -> bytes:
+        """Encode numbers and arrays, which together have `size` bytes, as a message."""
+        self._values[1::2] = numbers
+        head = self._head.pack(*self._values)
+        try:
+            return b"".join((head, *arrays, self._tail))
+        except TypeError:  # an array that is not contiguous, such as one with agents reordered
+            return b"".join((head, *map(np.ascontiguousarray, arrays), self._tail))  # type: ignore[arg-type]
 
-    def match(self, message: bytes) -> tuple[int, memoryview] | None:
-        """Return sequence number and data of a message of exactly this framing, else None."""
-        at = len(self._head)
-        if (
-            len(message) != self._end + len(self._tail)
-            or not message.startswith(self._head)
-            or not message.startswith(self._arrays, at + 8)
-            or not message.endswith(self._tail)
-        ):
-            return None
-        sequence = int.from_bytes(message[at : at + 8], "little")
-        return sequence, memoryview(message)[self._data_at : self._end]
+    def match(self, message: bytes) -> tuple[Sequence[int], memoryview] | None:
+        """Return numbers and arrays of a message of exactly this framing.
+
+        None for any other message, which `parse` decodes if its encoding is valid.
+        """
+        if len(message) == self._length:
+            values = self._head.unpack_from(message)
+            if values[::2] == self._common and (not self._tail or message.endswith(self._tail)):
+                return values[1::2], memoryview(message)[self._place]
+        return None
+
+    def parse(self, message: bytes, further: int = 0) -> Any:  # noqa: ANN401 - of protobuf
+        """Parse a message in any valid encoding, by protobuf's general parser.
+
+        Args:
+            message: bytes of the message.
+            further: largest size of its fields that are not in the frame, bytes.
+
+        Raises:
+            WireError: if it is another message, or too long.
+        """
+        limit = self._length + ENCODING_BYTES + further
+        return parse(self._kind, message, self._field, limit)
 
 
-def part_frames(num_bytes: int, field: int = OBSERVATION) -> list[PartFrame]:
+def part_frames(num_bytes: int, field: str = "observation") -> list[Frame]:
     """Return the frames of an observation, or of samples, with arrays of `num_bytes` bytes."""
-    starts = range(0, max(num_bytes, 1), PART_BYTES)
-    return [PartFrame(k, min(PART_BYTES, num_bytes - at), field) for k, at in enumerate(starts)]
+    return [
+        Frame(pb.WorkerMessage, field, 1, min(PART_BYTES, num_bytes - start), part)
+        for part, start in enumerate(range(0, max(num_bytes, 1), PART_BYTES))
+    ]
 
 
-def split(frames: list[PartFrame], sequence: int, payload: memoryview) -> Iterator[bytes]:
+def split(frames: list[Frame], sequence: int, payload: memoryview) -> Iterator[bytes]:
     """Yield the messages of one observation, in order."""
     at = 0
     for frame in frames:
-        yield frame.pack(sequence, payload[at : at + frame.size])
+        yield frame.pack((sequence,), (payload[at : at + frame.size],))
         at += frame.size
 
 
 class Assembly:
     """A buffer that joins the parts of one observation after the other. Used by one thread."""
 
-    def __init__(self, frames: list[PartFrame], num_bytes: int) -> None:
+    def __init__(self, frames: list[Frame]) -> None:
         """Reserve the buffer; the system provides its memory only as parts arrive."""
         self._frames = frames
-        self._buffer = np.empty(num_bytes, np.uint8).data
+        size = sum(frame.size for frame in frames) if len(frames) > 1 else 0
+        self._buffer = np.empty(size, np.uint8).data
         self._part = 0
         self._filled = 0
         self._sequence = 0
@@ -119,13 +152,16 @@ class Assembly:
     def add(self, message: bytes) -> tuple[int, memoryview] | None:
         """Add a part; return sequence number and payload once the observation is complete.
 
-        The payload is valid until the next call. The result is None while parts are missing.
+        The payload is valid until the next call. The result is None while parts are missing. An
+        observation of one message is not copied.
 
         Raises:
             WireError: if this is not the part that comes next.
         """
         frame = self._frames[self._part]
-        sequence, data = frame.match(message) or self._parse(message, frame)
+        (sequence,), data = frame.match(message) or self._parse(message, frame)
+        if len(self._frames) == 1:
+            return sequence, data
         if self._part and sequence != self._sequence:
             raise WireError(
                 f"part {self._part} of an observation has sequence number {sequence}, the parts "
@@ -139,17 +175,17 @@ class Assembly:
         self._part = self._filled = 0
         return sequence, self._buffer.toreadonly()
 
-    def _parse(self, message: bytes, frame: PartFrame) -> tuple[int, memoryview]:
+    def _parse(self, message: bytes, frame: Frame) -> tuple[Sequence[int], memoryview]:
         """Parse a part in any valid encoding, by protobuf's general parser."""
-        observation = parse(pb.WorkerMessage, message, "observation", frame.size + ENCODING_BYTES)
+        observation = frame.parse(message)
         if observation.part != self._part:
             raise WireError(
                 f"part {observation.part} of an observation came, expected part {self._part} of "
                 f"{len(self._frames)}"
             )
-        if len(observation.arrays) != frame.size:
+        if len(observation.arrays) != frame.size and len(self._frames) > 1:
             raise WireError(
                 f"part {self._part} of an observation holds {len(observation.arrays)} bytes, "
                 f"expected {frame.size}: every part holds {PART_BYTES}, the last one the rest"
             )
-        return observation.sequence, memoryview(observation.arrays)
+        return (observation.sequence,), memoryview(observation.arrays)

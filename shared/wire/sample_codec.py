@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import ENCODING_BYTES, MAX_MESSAGE_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, MAX_MESSAGE_BYTES, PART_BYTES
 from murmur.shared.wire.codec import Layout
-from murmur.shared.wire.framing import PartFrame, parse, part_frames, split
+from murmur.shared.wire.framing import Frame, parse, part_frames, split
 from murmur.shared.wire.samples import SPLITS, SampleSpec
 from murmur.shared.wire.timestep import Array
 
@@ -19,7 +19,6 @@ MAX_GRANT = 64  # samples of one grant
 _MAX_DETAIL = 300  # characters
 _SLUG = re.compile("[a-z][a-z0-9_]{0,31}")
 _BROKEN_BYTES = 64 * 2048  # of a message that names broken samples, at most
-_SAMPLES = pb.WorkerMessage.SAMPLES_FIELD_NUMBER
 _INDEX = np.dtype("<i4")
 
 
@@ -27,7 +26,7 @@ class Grant(NamedTuple):
     """The learner's request for samples of a session.
 
     Attributes:
-        sequence: number of the grant on its stream, from 1.
+        sequence: number of the grant on its stream, from 1; 0: it is not sent yet.
         epoch: epoch that the samples are for.
         split: index of the split in SPLITS.
         indices: indices of the samples in the split.
@@ -97,7 +96,7 @@ class SampleCodec:
     def __init__(self, spec: SampleSpec) -> None:
         """Prepare for samples of this spec. Allocates no memory."""
         self._spec = spec
-        self._by_count: dict[int, tuple[Layout, list[PartFrame]]] = {}
+        self._by_count: dict[int, tuple[Layout, list[Frame]]] = {}
         self._buffer = memoryview(bytearray())
         self._part = self._filled = 0
         self._broken: list[Broken] = []
@@ -124,9 +123,9 @@ class SampleCodec:
             return messages
         layout, frames = self._of(len(samples))
         payload = self._room(layout.num_bytes)
-        for name, view in layout.views(payload).items():
+        for array, view in zip(self._spec.arrays, layout.views(payload), strict=True):
             for row, sample in enumerate(samples):
-                view[row] = sample[name]
+                view[row] = sample[array.name]
         return messages + list(split(frames, grant.sequence, payload))
 
     def receive(self, message: bytes, grant: Grant) -> tuple[dict[str, Array], list[Broken]] | None:
@@ -142,12 +141,10 @@ class SampleCodec:
         count = len(grant.indices) - len(self._broken)
         layout, frames = self._of(count)
         frame = frames[self._part]
-        matched = frame.match(message)
+        matched = frame.match(message) or self._parse(message, grant, frame)
         if matched is None:
-            matched = self._parse(message, grant, frame)
-            if matched is None:
-                return self._finish({}) if len(self._broken) == len(grant.indices) else None
-        sequence, data = matched
+            return self._finish([]) if len(self._broken) == len(grant.indices) else None
+        (sequence,), data = matched
         if sequence != grant.sequence:
             raise WireError(f"samples of grant {sequence} came, expected {grant.sequence}")
         if len(frames) == 1:
@@ -160,8 +157,8 @@ class SampleCodec:
         return self._finish(layout.views(payload.toreadonly()))
 
     def _parse(
-        self, message: bytes, grant: Grant, frame: PartFrame
-    ) -> tuple[int, memoryview] | None:
+        self, message: bytes, grant: Grant, frame: Frame
+    ) -> tuple[Sequence[int], memoryview] | None:
         """Parse a message in any valid encoding; None if it names broken samples (kept)."""
         longest = max(frame.size + ENCODING_BYTES, _BROKEN_BYTES)
         samples = parse(pb.WorkerMessage, message, "samples", min(longest, PART_BYTES + 64))
@@ -175,7 +172,7 @@ class SampleCodec:
                 f"part {samples.part} with {len(samples.arrays)} bytes of samples came, expected "
                 f"part {self._part} with {frame.size} bytes"
             )
-        return samples.sequence, memoryview(samples.arrays)
+        return (samples.sequence,), memoryview(samples.arrays)
 
     def _note_broken(self, samples: pb.Samples, grant: Grant) -> None:
         """Check and keep the broken samples that a message names.
@@ -203,13 +200,15 @@ class SampleCodec:
                 )
         self._broken = [Broken(b.index, b.reason, _printable(b.detail)) for b in samples.broken]
 
-    def _finish(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], list[Broken]]:
+    def _finish(self, views: list[Array]) -> tuple[dict[str, Array], list[Broken]]:
         """Return the whole answer to a grant, and reset for the next one."""
+        names = (array.name for array in self._spec.arrays)
+        arrays = dict(zip(names, views, strict=False))  # none if all samples are broken
         broken, self._broken = self._broken, []
         self._part = self._filled = 0
         return arrays, broken
 
-    def _of(self, count: int) -> tuple[Layout, list[PartFrame]]:
+    def _of(self, count: int) -> tuple[Layout, list[Frame]]:
         """Return layout and framing of `count` samples."""
         known = self._by_count.get(count)
         if known is None:
@@ -218,7 +217,7 @@ class SampleCodec:
                 for a in self._spec.arrays
             )
             layout = Layout(fields)
-            known = self._by_count[count] = layout, part_frames(layout.num_bytes, _SAMPLES)
+            known = self._by_count[count] = layout, part_frames(layout.num_bytes, "samples")
         return known
 
     def _room(self, num_bytes: int) -> memoryview:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import ENCODING_BYTES, MAX_OBSERVATION_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES
 from murmur.shared.wire.spec import MAX_ARRAYS, ArraySpec, check_name, from_proto, to_fields
 
 SPLITS = ("train", "valid")

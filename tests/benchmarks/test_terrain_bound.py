@@ -1,8 +1,7 @@
 """The planners that bound terrain."""
 
 from benchmarks.terrain_bound import fly, truth
-from murmur.env_service.envs.terrain import Config
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain import Config, TerrainEnvironment
 from murmur.env_service.envs.terrain.planning import game_of
 
 

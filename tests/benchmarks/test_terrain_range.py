@@ -3,8 +3,7 @@
 import numpy as np
 
 from benchmarks.terrain_range import Searcher, best_plan, reached
-from murmur.env_service.envs.terrain import Config
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain import Config, TerrainEnvironment
 from murmur.env_service.envs.terrain.planning import expected_entropy, game_of, position
 
 

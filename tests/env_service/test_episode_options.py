@@ -73,7 +73,6 @@ def test_two_servers_draw_the_same_values_for_a_seed(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_value_begins_with_the_next_episode(kind: str) -> None:
     environment = make(KINDS[kind], 2)
-    assert environment.options is not None
     environment.seeds[:] = [1, 2]
     timestep, winds = environment.reset(), list[list[float]]()
     for step in range(8):
@@ -91,7 +90,6 @@ def test_a_changed_value_begins_with_the_next_episode(kind: str) -> None:
 def test_a_resumed_episode_keeps_its_value_until_the_next_one() -> None:
     environment = make(KINDS["gymnasium"], 2)
     options = environment.options
-    assert options is not None
     options.set({"wind": 5.0})
     options.resume([{"wind": 3.0}, {}])
     environment.seeds[:] = [1, 2]

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from murmur.env_service.checks import assert_environment
 from murmur.env_service.environment import ScriptedPolicy
-from murmur.env_service.envs.formation.config import Config
-from murmur.env_service.envs.formation.environment import BASELINES, Formation, PursuitPolicy, make
+from murmur.env_service.envs.formation import BASELINES, Config, Formation, PursuitPolicy, make
 from murmur.shared.config.files import load
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError

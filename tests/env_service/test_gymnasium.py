@@ -15,8 +15,8 @@ from murmur.env_service.adapters.observations import ObservationLayout, state_la
 from murmur.env_service.adapters.seeds import fold_seed
 from murmur.env_service.checks import assert_environment, check_environment
 from murmur.env_service.environment import RandomPolicy, VectorEnvironment, make_environment
-from murmur.env_service.envs.spread.environment import Config as SpreadConfig
-from murmur.env_service.envs.spread.environment import Spread
+from murmur.env_service.envs.spread import Config as SpreadConfig
+from murmur.env_service.envs.spread import Spread
 from murmur.env_service.watchdog.faults import CopiesFailed, FaultCount, GuardedEnvironment
 from murmur.runs.settings import environment_factory
 from murmur.shared.config import PluginConfig

@@ -17,7 +17,7 @@ from murmur.env_service.environment import (
     make_environment,
 )
 from murmur.env_service.envs.spread import Config as SpreadConfig
-from murmur.env_service.envs.spread.environment import Spread
+from murmur.env_service.envs.spread import Spread
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs.settings import environment_factory
 from murmur.shared.config import PluginConfig

@@ -6,7 +6,7 @@ from mpe2 import simple_spread_v3
 from numpy.typing import NDArray
 
 from murmur.env_service.checks import assert_environment
-from murmur.env_service.envs.spread.environment import BASELINES, Config, Spread, make
+from murmur.env_service.envs.spread import BASELINES, Config, Spread, make
 from murmur.shared.wire.timestep import StepType, TimeStep
 
 

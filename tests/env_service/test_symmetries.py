@@ -8,11 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from murmur.env_service.envs.snakes import Config as SnakesConfig
-from murmur.env_service.envs.snakes import game
-from murmur.env_service.envs.snakes.environment import Snakes
-from murmur.env_service.envs.terrain import simulation
+from murmur.env_service.envs.snakes import Snakes, game
+from murmur.env_service.envs.terrain import TerrainEnvironment, simulation
 from murmur.env_service.envs.terrain.config import Config as TerrainConfig
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
 from murmur.env_service.envs.terrain.lattice import MOVES
 from murmur.learner_service.preprocess.augment.symmetry import Symmetries
 from murmur.shared.config.symmetry import ArrayChange, Symmetry, grid_change

@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.connection import Call
 from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.sessions.supply import SupplySession
-from murmur.env_service.sessions.worker import Call
 from murmur.env_service.watchdog.faults import Heartbeat
 from murmur.learner_service.images.supply import SupplyDesk
 from murmur.learner_service.serving.admission import Admission
@@ -37,7 +37,7 @@ from murmur.shared.process.errors import SpecError, WireError
 from murmur.shared.process.process import logger
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.framing import PartFrame
+from murmur.shared.wire.framing import Frame
 from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec
 from murmur.shared.wire.samples import (
     SPLITS,
@@ -96,10 +96,12 @@ def one(data: bytes) -> str:
             return _servers_messages(reader)
 
 
-def _parts(num_bytes: int, field: int) -> list[PartFrame]:
+def _parts(num_bytes: int, field: str) -> list[Frame]:
     """Frames of small parts, so that there are several."""
-    starts = range(0, max(num_bytes, 1), _PART)
-    return [PartFrame(k, min(_PART, num_bytes - at), field) for k, at in enumerate(starts)]
+    return [
+        Frame(pb.WorkerMessage, field, 1, min(_PART, num_bytes - start), part)
+        for part, start in enumerate(range(0, max(num_bytes, 1), _PART))
+    ]
 
 
 @contextlib.contextmanager
@@ -403,7 +405,7 @@ class Server:
                 return
             request = self._store.request(4)
             if request is not None:
-                split, epoch, indices = request
+                _, epoch, split, indices = request
                 arrays = {
                     "image": np.stack([np.full((3, 4, 4), i + 1, np.uint8) for i in indices]),
                     "mask": np.zeros((len(indices), 4, 4), np.uint8),

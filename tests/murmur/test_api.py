@@ -20,7 +20,7 @@ import murmur
 from murmur.doctor.machine import ROOT
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.files import load
-from murmur.shared.process.coroutines import run_coroutine
+from murmur.shared.process.process import run_coroutine
 from tests.same_weights import digest
 
 SYNC: dict[str, Any] = {

@@ -331,7 +331,7 @@ def test_check_env_of_an_exception_in_no_step(
 ) -> None:
     lines = [
         "from murmur.env_service.environment import VectorEnvironment",
-        "from murmur.env_service.envs.spread.environment import Config, Spread",
+        "from murmur.env_service.envs.spread import Config, Spread",
         "class Bare(VectorEnvironment):",
         "    def __init__(self, num_envs):",
         "        self.spec, self.num_envs = Spread(Config(), 1).spec, num_envs",

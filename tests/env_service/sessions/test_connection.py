@@ -1,6 +1,7 @@
 """Which channel a stream gets, before and after the credentials change."""
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,8 @@ def test_streams_share_a_channel_until_the_credentials_change(tmp_path: Path) ->
     make_certificates(tmp_path, ["localhost"], 30)
 
     async def main() -> None:
-        async with Connection(
-            experiment("127.0.0.1:1", tmp_path / "environment"), "environment"
-        ) as connection:
+        config = experiment("127.0.0.1:1", tmp_path / "environment")
+        async with aclosing(Connection(config, "environment")) as connection:
             async with connection.channel() as first:
                 async with connection.channel() as same:
                     assert same is first

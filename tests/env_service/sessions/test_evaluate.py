@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from murmur.env_service.environment import RandomPolicy, VectorEnvironment
-from murmur.env_service.envs.spread.environment import Config, Spread
+from murmur.env_service.envs.spread import Config, Spread
 from murmur.env_service.sessions import evaluate
 from murmur.env_service.sessions.evaluate import run_baseline, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult, joined_result

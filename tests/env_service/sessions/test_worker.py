@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from murmur.env_service.environment import VectorEnvironment, make_environment
-from murmur.env_service.envs.spread.environment import Config, Spread
+from murmur.env_service.envs.spread import Config, Spread
 from murmur.env_service.metrics import METRICS, WorkerMetrics
 from murmur.env_service.sessions.expert import Expert
 from murmur.env_service.sessions.ranks import Ranks

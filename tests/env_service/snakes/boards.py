@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.env_service.envs.snakes import Config
-from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.snakes import Config, Snakes
 from murmur.env_service.envs.snakes.game import NEIGHBOUR, RIGHT, paint
 from murmur.shared.wire.timestep import TimeStep
 

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.snakes import REFERENCE, play
 from murmur.env_service.checks import assert_environment
-from murmur.env_service.envs.snakes import BASELINES, Config
-from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.snakes import BASELINES, Config, Snakes
 from murmur.env_service.envs.snakes.game import DOWN, RIGHT
 from murmur.env_service.envs.snakes.opponents import GREEDY, RANDOM, greedy
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from murmur.env_service.envs.snakes import Config
-from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.snakes import Config, Snakes
 from murmur.env_service.envs.snakes.game import DOWN, LEFT, RIGHT, UP
 from murmur.shared.wire.timestep import StepType
 from tests.env_service.snakes.boards import Cell, board, body, deaths, rewards, step

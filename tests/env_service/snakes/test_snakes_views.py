@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from murmur.env_service.envs.snakes import egocentric, observation
-from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.snakes import Snakes, egocentric, observation
 from murmur.env_service.envs.snakes.game import DOWN, paint
 from murmur.env_service.envs.snakes.ground import ground as new_ground
 from murmur.env_service.envs.snakes.ground import survey

@@ -6,8 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from murmur.env_service.envs.terrain import BASELINES, Config, planning, simulation
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain import (
+    BASELINES,
+    Config,
+    TerrainEnvironment,
+    planning,
+    simulation,
+)
 from murmur.env_service.envs.terrain.planning import (
     Beliefs,
     Game,

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from benchmarks.terrain import REFERENCE, TIMES, curves
 from murmur.env_service.checks import assert_environment
 from murmur.env_service.compiled import compiled
-from murmur.env_service.envs.terrain import BASELINES, Config, make
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain import BASELINES, Config, TerrainEnvironment, make
 from murmur.env_service.envs.terrain.simulation import expected_gains, sampled
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE

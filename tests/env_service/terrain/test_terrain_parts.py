@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from murmur.env_service.envs.terrain import Config, channels
+from murmur.env_service.envs.terrain import (
+    Config,
+    altitude_diversity,
+    channels,
+    close_agents,
+    footprint_overlap,
+)
 from murmur.env_service.envs.terrain.belief import (
     ODDS_MAX,
     ODDS_MIN,
@@ -15,11 +21,6 @@ from murmur.env_service.envs.terrain.belief import (
     fuse,
     pool,
     scratch,
-)
-from murmur.env_service.envs.terrain.environment import (
-    altitude_diversity,
-    close_agents,
-    footprint_overlap,
 )
 from murmur.env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
 from murmur.env_service.envs.terrain.sensor import camera, footprint, map_shape, measure

@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from terrain_reference import ReferenceMission
 
-from murmur.env_service.envs.terrain import Config
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain import Config, TerrainEnvironment
 from murmur.env_service.envs.terrain.lattice import MOVES
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
 

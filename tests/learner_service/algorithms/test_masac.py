@@ -17,8 +17,8 @@ from murmur.benchmarks.masac_update import count_operations
 from murmur.env_service.environment import RandomPolicy, VectorEnvironment
 from murmur.env_service.envs.matrix import Config as MatrixConfig
 from murmur.env_service.envs.matrix import MatrixGame
-from murmur.env_service.envs.spread.environment import AssignmentPolicy, Spread
-from murmur.env_service.envs.spread.environment import Config as SpreadConfig
+from murmur.env_service.envs.spread import AssignmentPolicy, Spread
+from murmur.env_service.envs.spread import Config as SpreadConfig
 from murmur.learner_service.algorithms.masac import (
     Config,
     Masac,

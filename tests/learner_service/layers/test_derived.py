@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from murmur.env_service.envs.terrain import TerrainEnvironment
 from murmur.env_service.envs.terrain.config import Config
-from murmur.env_service.envs.terrain.environment import TerrainEnvironment
 from murmur.learner_service.layers.inputs import Derivation, weighted_entropy
 from murmur.shared.wire.derived_maps import Channel, DerivedMap
 from murmur.shared.wire.spec import STATE, ArraySpec, Discrete, EnvSpec

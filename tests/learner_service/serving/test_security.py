@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from murmur.kit.certs import make_certificates
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import METHOD, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import MAX_HELLO_BYTES, PART_BYTES
+from murmur.shared.wire.channel import MAX_HELLO_BYTES
 from murmur.shared.wire.credentials import CredentialFolder, channel_credentials
 from murmur.shared.wire.spec import spec_to_proto
 from tests.learner_service.running import RunningLearner, experiment, running_learner

@@ -10,10 +10,10 @@ from murmur.learner_service.storage.epochs import (
     VALID,
     Chosen,
     Epochs,
-    Request,
     merged_states,
 )
 from murmur.shared.process.errors import MurmurError
+from murmur.shared.wire.sample_codec import Grant
 from murmur.shared.wire.seeding import shuffled
 
 
@@ -22,7 +22,7 @@ def play(
 ) -> list[Chosen]:
     """Answer requests in a random order, lose some sessions, take what is ready."""
     chosen: list[Chosen] = []
-    under_way: list[Request] = []
+    under_way: list[Grant] = []
     while epochs.epoch < num_epochs:
         request = epochs.request(int(rng.integers(1, 5)))
         if request is not None:
@@ -173,7 +173,7 @@ def test_sample_broken_on_one_server_leaves_later_epochs(ordered: bool, seed: in
     rng, flaky = np.random.default_rng(seed), (3, 7)
     epochs = Epochs((12, 2), 7, 3, 12, ordered=ordered)
     known: dict[int, int] = {}  # index -> epoch that was under way when it was broken
-    under_way: list[Request] = []
+    under_way: list[Grant] = []
     trained: list[Chosen] = []
     for _ in range(600):
         request = epochs.request(2)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
-from murmur.learner_service.preprocess.stack_frames import StackFrames
+from murmur.learner_service.preprocess.building import StackFrames
 from murmur.learner_service.storage.frames import Frames, find_frames
 from murmur.learner_service.storage.replay import ReplayConfig, ReplayStorage
 from murmur.shared.config import PluginConfig

@@ -260,7 +260,7 @@ def test_arrays_that_do_not_fit_the_spec_are_named() -> None:
     observation = dict(good.observation)
     half = observation.pop("half")
     for changed, wanted in (
-        (observation, "observation 'half' is missing"),
+        (observation, "observation 'half' is in the spec but missing"),
         ({**observation, "half": half[:2]}, r"observation 'half' has shape \(2, 3, 3\)"),
         ({**observation, "half": half.astype("f4")}, "observation 'half' has dtype float32"),
     ):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import PART_BYTES
 from murmur.shared.wire.codec import ObservationCodec, timestep_layout
 from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.shared.wire.test_codec import payload, timestep
@@ -75,7 +75,7 @@ def test_a_part_of_a_small_observation_is_refused() -> None:
     codec = ObservationCodec(SPEC, 1)
     observation = arrays(*codec.messages(1, timestep(SPEC, 1)))
     observation.part = 1
-    with pytest.raises(WireError, match="part 1 of an observation came, by the spec one message"):
+    with pytest.raises(WireError, match="part 1 of an observation came, expected part 0 of 1"):
         codec.receive(pb.WorkerMessage(observation=observation).SerializeToString())
 
 

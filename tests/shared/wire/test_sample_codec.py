@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import ENCODING_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import ENCODING_BYTES, PART_BYTES
 from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec, pack_grant, unpack_grant
 from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import ArraySpec
