@@ -15,14 +15,7 @@ from typing import Any, TypeVar
 from murmur.learner_service.checkpoint import files
 from murmur.learner_service.checkpoint.contents import saved_sections
 from murmur.learner_service.checkpoint.files import chunk_files, chunks_of
-from murmur.learner_service.checkpoint.parts import (
-    adopted,
-    merged,
-    own_part,
-    prefix,
-    require_all,
-    require_mark,
-)
+from murmur.learner_service.checkpoint.parts import adopted, merged, own_part, prefix
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.storage import SavedPart, Storage
 from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
@@ -79,17 +72,21 @@ class CheckpointFolder:
         return path
 
     def _together(self, act: Callable[[], T]) -> T:
-        """Write or read on all ranks.
+        """Write or read on all ranks, each of which learns whether all could.
 
         Raises:
             CheckpointError: if one of them cannot.
         """
         try:
             done = act()
-        except CheckpointError as error:
-            require_all(self._group, error)
+        except CheckpointError:
+            self._group.all_ranks(False)
             raise
-        require_all(self._group, None)
+        if not self._group.all_ranks(True):
+            raise CheckpointError(
+                "another rank has no part of this checkpoint, so it does not count; see that "
+                "rank's log"
+            )
         return done
 
     def _save_own(self, state: dict[str, Any], path: Path, storage: Storage[Any] | None) -> None:
@@ -324,7 +321,8 @@ class CheckpointFolder:
                 continue
             file = self.path / f"{prefix(rank)}{path.name}"
             parts.append(self.load(file))
-            require_mark(str(file), manifest, parts[-1])
+            if parts[-1].get("mark") != manifest.get("mark"):
+                raise CheckpointError(f"{file} belongs to another checkpoint than its manifest")
         mine = [group.rank] if same else adopted(group.rank, group.size, then)
         for rank in mine:
             part_path = self.path / f"{prefix(rank)}{path.name}"
