@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from murmur.learner_service.storage.flight import Flight, Speed
 from murmur.plan import setup, stated
-from murmur.plan.costs import Window, costs_of, line, load_costs, run_window, save, window
+from murmur.plan.costs import Window, costs_of, line, load_costs, run_window, window
 from murmur.plan.forecast import (
     Basis,
     Size,
@@ -35,6 +35,7 @@ from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_json
 from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 
 SPEC = EnvSpec("spread", 3, (ArraySpec("x", "float32", (18,)),), Discrete(5), max_episode_steps=25)
@@ -149,7 +150,7 @@ def test_costs_of_an_older_run_are_refused(tmp_path: Path) -> None:
 
 
 def test_kept_costs_come_back(tmp_path: Path) -> None:
-    save(COSTS, tmp_path / "costs.json")
+    write_json(tmp_path / "costs.json", vars(COSTS))
     assert load_costs(tmp_path / "costs.json") == COSTS
     (tmp_path / "costs.json").write_text('{"stepping_s": 1}')
     with pytest.raises(ConfigError, match="stepping_s"):
@@ -328,7 +329,7 @@ def test_a_forecast_fits_80_columns() -> None:
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
-    save(replace(COSTS, update_s=0.1), tmp_path / "costs.json")
+    write_json(tmp_path / "costs.json", vars(replace(COSTS, update_s=0.1)))
     command = ["plan", "spread", "--cores", "4", "--costs", str(tmp_path / "costs.json"), "--json"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
