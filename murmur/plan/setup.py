@@ -114,14 +114,6 @@ def costs_of_run(config: ExperimentConfig, run: RunFolder) -> tuple[Costs, str]:
     )
 
 
-def costs_by_probe(
-    config: ExperimentConfig, spec: EnvSpec, seconds: float, say: Callable[[str], None]
-) -> tuple[Costs, str]:
-    """Measure costs by training here for a moment; return them and their source."""
-    costs = calibrated(config, spec, measure(config, _SERVERS, seconds, say))
-    return costs, f"measured: training here with {_SERVERS[0]} and {_SERVERS[1]} workers"
-
-
 def calibrated(config: ExperimentConfig, spec: EnvSpec, windows: Mapping[int, Window]) -> Costs:
     """Fit costs to windows, and the time on the way so that the first one comes out as measured.
 
@@ -191,7 +183,8 @@ def basis_of(
     elif run is not None:
         costs, source = costs_of_run(config, run)
     else:
-        costs, source = costs_by_probe(config, spec, seconds, say)
+        costs = calibrated(config, spec, measure(config, _SERVERS, seconds, say))
+        source = f"measured: training here with {_SERVERS[0]} and {_SERVERS[1]} workers"
     sources = [source]
     if gpu and not costs.device:
         costs = stated.on_gpu(costs, config, spec.acting_agents)
