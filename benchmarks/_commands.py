@@ -1,7 +1,9 @@
 """Commands of benchmarks: their arguments, and what they write."""
 
 import argparse
+import subprocess
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from murmur.results import provenance, require_clean_source, save_result
@@ -29,6 +31,12 @@ def named_cases(document: str | None, cases: Collection[str] = ()) -> list[str]:
     if unknown := [name for name in found if name not in cases]:  # argparse's choices refuse none
         parser.error(f"unknown: {', '.join(unknown)}; known: {known}")
     return found
+
+
+def commit_of(checkout: Path) -> str:
+    """Return the commit of another checkout, "-dirty" if a tracked file differs."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def save_run(topic: str, run: Callable[[], Mapping[str, Any]]) -> None:

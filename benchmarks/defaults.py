@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
+from benchmarks._commands import commit_of
 from murmur.benchmarks.effort import Effort
-from murmur.doctor.machine import commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.runs.child import murmur_command
 from murmur.runs.run_folder import RunFolder

@@ -22,9 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks._commands import commit_of
 from benchmarks._launch_counts import PRESETS as COUNTED
 from murmur.benchmarks.effort import Effort
-from murmur.doctor.machine import ROOT, commit_of
+from murmur.doctor.machine import ROOT
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.shared.config.files import config_names
 from murmur.shared.process.errors import ResourceError

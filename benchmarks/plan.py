@@ -31,7 +31,6 @@ from murmur.plan.setup import (
     environment_spec,
     parameters_of,
     plan_config,
-    task_of,
 )
 from murmur.plan.stated import network
 from murmur.shared.config.cores import available_cores
@@ -100,10 +99,9 @@ def compare(
     """
     config = plan_config(validate(ExperimentConfig, load))
     spec = environment_spec(config, None)
-    task = task_of(config, spec)
     windows = measure(config, servers, seconds)
     known = {n: windows[n] for n in MEASURED_WITH if n in windows}
-    costs = calibrated(config, task, known)
+    costs = calibrated(config, spec, known)
     cores = max(1, round(available_cores()))
     rows = {}
     for n in FORECAST:
@@ -111,11 +109,11 @@ def compare(
             seen = windows[n]
             slower = _learn_row_s(seen) / statistics.mean(map(_learn_row_s, known.values()))
             now = at_speed(costs, slower)
-            basis = Basis(config, now, task, LOOPBACK, others=seen.others)
+            basis = Basis(config, now, spec, LOOPBACK, others=seen.others)
             rows[f"{n} servers"] = _row(basis, Size(1, cores, n), seen, slower)
     if group:
         with_weights = replace(costs, parameters=parameters_of(config, spec))
-        rows["2 learners"] = _two_learners(Basis(config, with_weights, task, LOOPBACK), seconds)
+        rows["2 learners"] = _two_learners(Basis(config, with_weights, spec, LOOPBACK), seconds)
     return {"costs": {k: v for k, v in vars(costs).items() if v}, "forecasts": rows}
 
 

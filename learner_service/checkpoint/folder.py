@@ -7,7 +7,7 @@ that changed are written; update-<n>.json names the chunks that belong to update
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,22 +15,19 @@ from typing import Any, TypeVar
 from murmur.learner_service.checkpoint import files
 from murmur.learner_service.checkpoint.contents import saved_sections
 from murmur.learner_service.checkpoint.files import chunk_files, chunks_of
-from murmur.learner_service.checkpoint.parts import (
-    adopted,
-    merged,
-    own_part,
-    prefix,
-    require_all,
-    require_mark,
-)
+from murmur.learner_service.checkpoint.parts import adopted, merged, own_part, prefix
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.storage import SavedPart, Storage
 from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
+from murmur.shared.process.checkpoints import (
+    find_checkpoint,
+    numbered_checkpoints,
+    updates_of,
+)
 from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.process.process import logger
 
 T = TypeVar("T")
-_NAME = re.compile(r"update-(\d+)\.pt")
 _OF_RANK = re.compile(r"rank(\d+)-")
 
 
@@ -75,17 +72,21 @@ class CheckpointFolder:
         return path
 
     def _together(self, act: Callable[[], T]) -> T:
-        """Write or read on all ranks.
+        """Write or read on all ranks, each of which learns whether all could.
 
         Raises:
             CheckpointError: if one of them cannot.
         """
         try:
             done = act()
-        except CheckpointError as error:
-            require_all(self._group, error)
+        except CheckpointError:
+            self._group.all_ranks(False)
             raise
-        require_all(self._group, None)
+        if not self._group.all_ranks(True):
+            raise CheckpointError(
+                "another rank has no part of this checkpoint, so it does not count; see that "
+                "rank's log"
+            )
         return done
 
     def _save_own(self, state: dict[str, Any], path: Path, storage: Storage[Any] | None) -> None:
@@ -113,7 +114,7 @@ class CheckpointFolder:
         group = self._group
         ranks = {group.rank}
         if group.rank == 0:
-            for old in self._numbered()[: -self._keep]:
+            for old in numbered_checkpoints(self.path)[: -self._keep]:
                 old.unlink(missing_ok=True)
                 old.with_suffix(".json").unlink(missing_ok=True)
             # Only this removes what former ranks have left.
@@ -129,7 +130,8 @@ class CheckpointFolder:
             # Not those that another thread, or rank, is writing.
             if (match[0] if match else "") == of_rank and files.WRITER not in left.name:
                 left.unlink(missing_ok=True)
-        manifests = self._numbered()[-self._keep :]  # rank 0 may not have deleted the others yet
+        # Rank 0 may not have deleted the others yet.
+        manifests = numbered_checkpoints(self.path)[-self._keep :]
         parts = [self.path / f"{of_rank}{path.name}" for path in manifests]
         if of_rank:
             for part in self.path.glob(f"{of_rank}update-*.pt"):
@@ -228,7 +230,7 @@ class CheckpointFolder:
 
     def has_checkpoint(self) -> bool:
         """Whether a run could continue from here."""
-        return bool(self._numbered())
+        return bool(numbered_checkpoints(self.path))
 
     def require_no_run(self) -> None:
         """Check that a new run may begin here: its checkpoints would mix with an earlier run's.
@@ -242,8 +244,8 @@ class CheckpointFolder:
             if self._has("counters.bin")
             else {}
         )
-        if self.has_checkpoint():
-            how = f"add --resume to continue it from {self._numbered()[-1].name}"
+        if numbered := numbered_checkpoints(self.path):
+            how = f"add --resume to continue it from {numbered[-1].name}"
         elif self._has("progress.jsonl") or any(self.path.glob("*.pt")) or any(counts.values()):
             how = "it has no checkpoint for --resume; --auto-resume starts it over in this folder"
         else:
@@ -263,19 +265,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: if there is none.
         """
-        if which == "latest":
-            numbered = self._numbered()
-            if not numbered:
-                raise CheckpointError(
-                    f"no checkpoint in {self.path}; start without --resume, or name another run"
-                )
-            return numbered[-1]
-        path = self.path / "best.pt" if which == "best" else Path(which)
-        if which == "best" and not path.is_file():
-            return self.find("latest")
-        if not path.is_file():
-            raise CheckpointError(f"no checkpoint {path}; try 'latest'")
-        return path
+        return find_checkpoint(self.path, which)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Read a checkpoint.
@@ -312,13 +302,11 @@ class CheckpointFolder:
             f"no checkpoint in {self.path}; start without --resume, or name another run"
         )
 
-    def _candidates(self) -> Iterable[Path]:
+    def _candidates(self) -> Iterator[Path]:
         """Checkpoints, newest first, as rank 0 finds them."""
-        found = list(reversed(self._numbered())) if self._group.rank == 0 else []
-        count = self._group.of_rank_0(len(found))
-        for at in range(count):
-            own = int(_NAME.fullmatch(found[at].name)[1]) if found else 0  # type: ignore[index]
-            updates = self._group.of_rank_0(own)
+        found = [updates_of(path) for path in reversed(numbered_checkpoints(self.path))]
+        for at in range(self._group.of_rank_0(len(found))):
+            updates = self._group.of_rank_0(found[at] if self._group.rank == 0 else 0)
             yield self.path / f"update-{updates:06d}.pt"
 
     def _load_whole(self, path: Path) -> dict[str, Any]:
@@ -333,7 +321,8 @@ class CheckpointFolder:
                 continue
             file = self.path / f"{prefix(rank)}{path.name}"
             parts.append(self.load(file))
-            require_mark(str(file), manifest, parts[-1])
+            if parts[-1].get("mark") != manifest.get("mark"):
+                raise CheckpointError(f"{file} belongs to another checkpoint than its manifest")
         mine = [group.rank] if same else adopted(group.rank, group.size, then)
         for rank in mine:
             part_path = self.path / f"{prefix(rank)}{path.name}"
@@ -347,10 +336,3 @@ class CheckpointFolder:
                 {"storage": part.get("storage"), "chunks": part.get("chunks", {})} for part in parts
             ]
         return state
-
-    def _numbered(self) -> list[Path]:
-        """update-<n>.pt, oldest first."""
-        if not self.path.is_dir():
-            return []
-        found = [p for p in self.path.iterdir() if _NAME.fullmatch(p.name)]
-        return sorted(found, key=lambda p: int(_NAME.fullmatch(p.name)[1]))  # type: ignore[index]

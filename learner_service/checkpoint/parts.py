@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.telemetry.progress import OWN_COUNTERS
-from murmur.shared.process.errors import CheckpointError
 
 SLOTS = 1 << 20  # of each rank: rank r has those from r * SLOTS on
 _SHARED = "parts"  # of an algorithm's state: networks, optimisers, the loss scaler
@@ -31,38 +29,6 @@ def own_part(state: Mapping[str, Any]) -> dict[str, Any]:
     """A rank's state without what all ranks share."""
     algorithm = {k: v for k, v in state["algorithm"].items() if k != _SHARED}
     return {**state, "algorithm": algorithm}
-
-
-def require_mark(name: str, manifest: Mapping[str, Any], part: Mapping[str, Any]) -> None:
-    """Check that a part belongs to a manifest.
-
-    Args:
-        name: name of the part's file.
-        manifest: contents of the manifest, as read.
-        part: contents of the part, as read.
-
-    Raises:
-        CheckpointError: if it is of another set.
-    """
-    if part.get("mark") != manifest.get("mark"):
-        raise CheckpointError(f"{name} belongs to another checkpoint than its manifest")
-
-
-def require_all(group: Group, error: CheckpointError | None) -> None:
-    """Let all ranks know whether each of them could write, or read, its part.
-
-    Args:
-        group: all of its ranks call this.
-        error: reason why this rank could not; None: it could.
-
-    Raises:
-        CheckpointError: if a rank could not.
-    """
-    if group.all_ranks(error is None):
-        return
-    raise error or CheckpointError(
-        "another rank has no part of this checkpoint, so it does not count; see that rank's log"
-    )
 
 
 def adopted(rank: int, size: int, parts: int) -> list[int]:

@@ -72,23 +72,27 @@ class Gpu:
         if self.trouble:
             return []
         n, gpu = self._nvml, self._handle
-        return [
-            *self._ask("gpu_utilization_ratio", lambda: self._utilization().gpu / 100),
-            *self._ask("gpu_memory_utilization_ratio", lambda: self._utilization().memory / 100),
-            *self._ask("gpu_memory_used_bytes", lambda: n.nvmlDeviceGetMemoryInfo(gpu).used),
-            *self._ask("gpu_memory_total_bytes", lambda: n.nvmlDeviceGetMemoryInfo(gpu).total),
-            *self._ask(
-                "gpu_temperature_celsius",
-                lambda: n.nvmlDeviceGetTemperature(gpu, n.NVML_TEMPERATURE_GPU),
+        clock, highest = n.nvmlDeviceGetClockInfo, n.nvmlDeviceGetMaxClockInfo
+        # By metric and labels; NVML counts percent, milliwatts and MHz.
+        asked: dict[tuple[str, ...], Callable[[], float]] = {
+            ("gpu_utilization_ratio",): lambda: n.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+            ("gpu_memory_utilization_ratio",): lambda: (
+                n.nvmlDeviceGetUtilizationRates(gpu).memory / 100
             ),
-            *self._ask("gpu_power_watts", lambda: n.nvmlDeviceGetPowerUsage(gpu) / 1e3),
-            *self._ask(
-                "gpu_power_limit_watts", lambda: n.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
+            ("gpu_memory_used_bytes",): lambda: n.nvmlDeviceGetMemoryInfo(gpu).used,
+            ("gpu_memory_total_bytes",): lambda: n.nvmlDeviceGetMemoryInfo(gpu).total,
+            ("gpu_temperature_celsius",): lambda: n.nvmlDeviceGetTemperature(
+                gpu, n.NVML_TEMPERATURE_GPU
             ),
-            *self._clock("sm", n.NVML_CLOCK_SM),
-            *self._clock("memory", n.NVML_CLOCK_MEM),
-            *self._limits(),
-        ]
+            ("gpu_power_watts",): lambda: n.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+            ("gpu_power_limit_watts",): lambda: n.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
+            ("gpu_clock_hertz", "sm"): lambda: clock(gpu, n.NVML_CLOCK_SM) * 1e6,
+            ("gpu_clock_max_hertz", "sm"): lambda: highest(gpu, n.NVML_CLOCK_SM) * 1e6,
+            ("gpu_clock_hertz", "memory"): lambda: clock(gpu, n.NVML_CLOCK_MEM) * 1e6,
+            ("gpu_clock_max_hertz", "memory"): lambda: highest(gpu, n.NVML_CLOCK_MEM) * 1e6,
+        }
+        found = [f for (metric, *of), ask in asked.items() for f in self._ask(metric, ask, *of)]
+        return [*found, *self._limits()]
 
     def recent(self, max_age_s: float) -> dict[str, float]:
         """`read` by name (see `by_name`), not asked again for a while; for one thread."""
@@ -149,21 +153,6 @@ class Gpu:
             Figure("gpu_throttled", float(bool(reasons & getattr(self._nvml, constant))), (label,))
             for label, constant in _LIMITS.items()
         ]
-
-    def _clock(self, label: str, clock: int) -> list[Figure]:
-        """A clock and its highest; NVML counts MHz."""
-        n, gpu = self._nvml, self._handle
-        return [
-            *self._ask(
-                "gpu_clock_hertz", lambda: n.nvmlDeviceGetClockInfo(gpu, clock) * 1e6, label
-            ),
-            *self._ask(
-                "gpu_clock_max_hertz", lambda: n.nvmlDeviceGetMaxClockInfo(gpu, clock) * 1e6, label
-            ),
-        ]
-
-    def _utilization(self) -> Any:  # noqa: ANN401 - a structure of NVML
-        return self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
 
     def _ask(self, metric: str, ask: Callable[[], float], *labels: str) -> list[Figure]:
         """Return a figure; none if unsupported, or while the driver is being restarted."""

@@ -321,7 +321,7 @@ def conformance(
         security: A learner's credentials, to examine with TLS and tokens.
         patience: Longest time that a step or a replay may take, s.
     """
-    from murmur.kit.conformance.report import examine_and_show
+    from murmur.kit.conformance.examine import examine_and_show
 
     console = Console(soft_wrap=True)
     kept = examine_and_show(address, command or [], security, patience, console)

@@ -14,6 +14,7 @@ from murmur.cli.app import RESULTS, SPEED, command
 from murmur.cli.options import Config, Set, Target, complete_run, find_run
 from murmur.live_page import PORT
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_json
 from murmur.text import plain, print_plain, reserve_stdout
 
 
@@ -272,7 +273,6 @@ def plan(
         save_costs: Write the costs here, for further forecasts.
         json_: Print JSON.
     """
-    from murmur.plan.costs import save
     from murmur.plan.forecast import Size, as_dict, forecast, gains, sizes_up_to
     from murmur.plan.setup import basis_of
     from murmur.plan.show import show
@@ -295,7 +295,7 @@ def plan(
         say=lambda line: aside.print(plain(f"{line} …")),
     )
     if save_costs is not None:
-        save(basis.costs, save_costs)
+        write_json(save_costs, vars(basis.costs))
     size = Size(ranks, cores, workers, ranks if scale_batch else 1)
     seen = [forecast(basis, part) for part in sizes_up_to(size, scale_batch=scale_batch)]
     better = gains(basis, seen[-1])

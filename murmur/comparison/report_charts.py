@@ -87,7 +87,12 @@ def evaluation_charts(
         results: results of the policies on this page.
         metric: metric that chooses best.pt; it always has a chart.
     """
-    untrained, evaluations = _untrained(evaluations)
+    # A line from the evaluation before training would be a wedge that nothing measured, and often
+    # squash the rest.
+    trained = [e for e in evaluations if e.get("updates") != 0]
+    before = [e for e in evaluations if e.get("updates") == 0]
+    untrained = before[-1] if before and trained else None
+    evaluations = trained or evaluations
     x = [e["env_steps"] for e in evaluations]
     names = list(dict.fromkeys(name for e in evaluations for name in e["metrics"]))
     wanted = ("return", metric.name, *_MISSION_METRICS)
@@ -110,18 +115,6 @@ def evaluation_charts(
             reading += f" Before training it was {short_number(known['mean'])}."
         charts.append(Chart(f"Evaluation: {name} {better}".strip(), svg, reading.strip()))
     return charts
-
-
-def _untrained(
-    evaluations: list[dict[str, Any]],
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return the evaluation before training, None if there is none, and the others.
-
-    A line from it would be a wedge that nothing measured, and often squash the rest.
-    """
-    trained = [e for e in evaluations if e.get("updates") != 0]
-    before = [e for e in evaluations if e.get("updates") == 0]
-    return (before[-1], trained) if before and trained else (None, evaluations)
 
 
 def _course(x: Sequence[float], values: Sequence[float | None]) -> str:

@@ -48,14 +48,13 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     return lines
 
 
-def busy_text(busy: float, device: Mapping[str, float]) -> str:
+def busy_text(busy: float, used: float | None) -> str:
     """Return text about the share of time in which the device works, by each known clock.
 
     Args:
         busy: share by the learner's own clock: CUDA events, or the host's on a CPU.
-        device: figures of the device; see Snapshot.
+        used: share in which kernels ran, by NVML; None: unknown.
     """
-    used = device.get("utilization_ratio")
     if used is None:
         return f"works {percent(busy)} of the time"
     return f"works {percent(busy)} of the time by CUDA events, {percent(used)} by NVML"
@@ -105,7 +104,7 @@ def run_busy_text(records: Sequence[Mapping[str, Any]]) -> str:
     busy = busy_share(records)
     if not used or busy is None:
         return ""
-    return busy_text(busy, {"utilization_ratio": sum(used) / len(used)})
+    return busy_text(busy, sum(used) / len(used))
 
 
 def about_text(about: Mapping[str, str]) -> str:

@@ -90,12 +90,6 @@ def commit() -> str:
     return found + ("-dirty" if changed_files() else "")
 
 
-def commit_of(checkout: Path) -> str:
-    """Return the commit of another checkout, "-dirty" if a tracked file differs."""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def changed_files() -> list[str]:
     """Return files that differ from the commit or are new beside the code, results left out."""
     tracked = _git("status", "--porcelain", "--untracked-files=no")

@@ -70,7 +70,7 @@ def examine(
     def say(line: str) -> None:
         console.print(plain(line), soft_wrap=True)
 
-    if run is not None and _is_offline(run):
+    if run is not None and run.config().run.offline:
         raise ConfigError(
             f"{run.path} learns from a dataset alone (run.offline): there are no environments, and "
             "the learner never waits; `murmur profile` shows what its updates do"
@@ -101,14 +101,6 @@ def examine(
         seen, too_few=too_few, device=tuple(device_lines(before, after, seen.device_busy))
     )
     return of_group(seen, pace, ranks) if len(looks) > 1 else seen
-
-
-def _is_offline(run: RunFolder) -> bool:
-    """Return whether a run learns from a dataset alone; False if its options cannot be read."""
-    try:
-        return run.config().run.offline
-    except ConfigError:
-        return False
 
 
 def _with_cpu_of_all(looks: Sequence[Look]) -> list[Look]:
@@ -255,8 +247,7 @@ def _show_evidence(seen: Diagnosis, console: Console) -> None:
     if (m := seen.machine) is not None:
         use = f"this run uses {m.own:.1f} of {m.cores:g} cores, others {m.others:.1f}"
         lines.append(("processors", use))
-    nvml = {} if seen.kernels_busy is None else {"utilization_ratio": seen.kernels_busy}
-    lines.append(("device", busy_text(seen.device_busy, nvml)))
+    lines.append(("device", busy_text(seen.device_busy, seen.kernels_busy)))
     lines += [("", line) for line in seen.device]
     if seen.cache:
         kept = {

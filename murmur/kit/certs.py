@@ -9,6 +9,7 @@
 Keys are on the curve P-256. Tokens are 256 random bits.
 """
 
+import contextlib
 import ipaddress
 import os
 import secrets
@@ -189,9 +190,21 @@ def _name(common_name: str) -> x509.Name:
 
 
 def _builder(
-    subject: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    subject: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, *, signs: bool
 ) -> x509.CertificateBuilder:
+    """Return what all certificates have; `signs`: whether this one signs others."""
     now = datetime.now(UTC)
+    usage = x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     return (
         x509.CertificateBuilder()
         .subject_name(_name(subject))
@@ -201,32 +214,16 @@ def _builder(
         .not_valid_before(now - _CLOCKS_DIFFER)
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        .add_extension(x509.BasicConstraints(signs, 0 if signs else None), critical=True)
+        .add_extension(usage, critical=True)
     )
 
 
 def _sign_authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
     """Sign a certificate that signs others, by itself."""
     name = f"murmur {secrets.token_hex(4)}"  # tells two authorities apart
-    return (
-        _builder(name, _name(name), key, _CA_LIVES * days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    builder = _builder(name, _name(name), key, _CA_LIVES * days, signs=True)
+    return builder.sign(key, hashes.SHA256())
 
 
 def _sign(
@@ -242,16 +239,14 @@ def _sign(
     The learner's is good for a client too: on one machine both sides use its folder.
     """
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    builder = _builder(name, authority.subject, key, days)
+    builder = _builder(name, authority.subject, key, days, signs=False)
     if name == LEARNER:
         purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         names = x509.SubjectAlternativeName(list(dict.fromkeys(hosts)))
         builder = builder.add_extension(names, critical=False)
     signer = authority_key.public_key()
     return (
-        builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
@@ -263,10 +258,8 @@ def _general_name(host: str) -> x509.GeneralName:
     Raises:
         ConfigError: if it is neither.
     """
-    try:
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
     try:
         return x509.DNSName(host)
     except ValueError:

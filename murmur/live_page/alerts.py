@@ -1,6 +1,7 @@
 """Alerts of a run: errors, warnings and notes, the most severe first."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,23 +98,15 @@ def _message(line: str) -> str:
 
 
 def alerts_of_progress(
-    last: Mapping[str, Any],
-    moved: Movement,
-    now: float,
-    *,
-    running: bool,
-    log_every_s: float,
-    offline: bool,
+    last: Mapping[str, Any], moved: Movement, config: ExperimentConfig, *, running: bool
 ) -> Iterator[Alert]:
     """Yield the alerts that follow from the newest record of progress.
 
     Args:
         last: newest record; empty if there is none.
         moved: record of the counters' growth, called with all records.
-        now: time in seconds since 1970.
+        config: configuration of the run.
         running: True if the run is under way.
-        log_every_s: value of learner.log_every_s.
-        offline: value of run.offline.
     """
     wrong = [
         name
@@ -138,13 +131,14 @@ def alerts_of_progress(
     if broken := (last.get("samples") or {}).get("broken"):
         yield Alert("warning", f"{short_number(broken)} samples are broken and left out")
     if running and last:
-        yield from _standstill(last, moved, now, log_every_s, offline=offline)
+        yield from _standstill(last, moved, config)
 
 
 def _standstill(
-    last: Mapping[str, Any], moved: Movement, now: float, log_every_s: float, *, offline: bool
+    last: Mapping[str, Any], moved: Movement, config: ExperimentConfig
 ) -> Iterator[Alert]:
     """Yield an alert if a run that is under way makes no progress."""
+    now, offline = time.time(), config.run.offline
     written = last.get("time") or now
     silent, idle = now - written, moved.still_s("updates", written)
     counter = "rows_trained" if last.get("samples") else "rows_received"
@@ -152,7 +146,7 @@ def _standstill(
     # A dataset is learned from without rows: in the first updates, while they come, or alone.
     cloning = last.get("updates") and not (last.get(counter) and last.get("env_steps"))
     of_dataset = offline or (cloning and idle <= STARVED_S)
-    if silent > max(SILENT_S, 10 * log_every_s):
+    if silent > max(SILENT_S, 10 * config.learner.log_every_s):
         yield Alert(
             "error",
             f"no progress for {duration(silent)}: the learner writes nothing",

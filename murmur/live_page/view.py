@@ -222,16 +222,11 @@ class RunView:
 
     def _alerts(self, state: str) -> list[Alert]:
         """Return the alerts, the most severe first."""
-        now, running = time.time(), state == "running"
+        running = state == "running"
         up_to_date = not self._reader.behind  # else the newest record is still to be read
         found = [*self._reader.logs.alerts(), *learning_alert(self._run)]
         found += alerts_of_progress(
-            self._reader.last,
-            self._reader.moved,
-            now,
-            running=running and up_to_date,
-            log_every_s=self._config.learner.log_every_s,
-            offline=self._config.run.offline,
+            self._reader.last, self._reader.moved, self._config, running=running and up_to_date
         )
         if time.monotonic() - self._examined > _EXAMINE_S and up_to_date:
             self._examined = time.monotonic()

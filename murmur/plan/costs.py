@@ -10,7 +10,6 @@ from typing import Any
 from murmur.plan.model import Costs
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.process.files import write_json
 from murmur.shared.process.ledger import since
 
 _ACTING = ("act", "evaluate")  # states of the inference thread in which torch works
@@ -201,11 +200,6 @@ def run_window(run: RunFolder) -> Window:
     if last["time"] - first["time"] < _LEAST_S:
         raise ConfigError(f"'{run.path}' has logged too little; try again in a few seconds")
     return window(first, last)
-
-
-def save(costs: Costs, path: Path) -> None:
-    """Keep costs for another forecast."""
-    write_json(path, vars(costs))
 
 
 def load_costs(path: Path) -> Costs:

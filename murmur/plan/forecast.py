@@ -8,12 +8,13 @@ from typing import Any
 from murmur.learner_service.learning.base import algorithm_config
 from murmur.learner_service.learning.options import OnPolicyConfig
 from murmur.learner_service.storage.flight import Demand, Flight, Speed, plan, unmeasured
-from murmur.plan.model import Costs, Outcome, System, Task
+from murmur.plan.model import Costs, Outcome, System
 from murmur.plan.simulate import Limits, Simulation
 from murmur.plan.stated import Network, exchange_s
 from murmur.plan.storage import Replays
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import EnvSpec
 
 _FULL = 0.9  # a resource that works more than this sets the rate
 _WAITS = 0.3  # share of the sessions, or of the time, that wait: more of it is a limit
@@ -73,7 +74,7 @@ class Basis:
     Attributes:
         config: the experiment.
         costs: costs, measured, or stated of a GPU.
-        task: the environment.
+        spec: spec of the environment.
         network: network between learners.
         link_bytes_per_s: bandwidth from the environment servers to a learner; 0: no limit.
         others: processors that other programs use.
@@ -81,7 +82,7 @@ class Basis:
 
     config: ExperimentConfig
     costs: Costs
-    task: Task
+    spec: EnvSpec
     network: Network
     link_bytes_per_s: float = 0.0
     others: float = 0.0
@@ -112,7 +113,7 @@ def system_of(basis: Basis, size: Size, pace: Speed | None = None) -> System:
         workers=workers,
         sessions=server.sessions_per_worker,
         envs=envs,
-        learning=learning_of(config, basis.task, ranks, environments, envs, pace),
+        learning=learning_of(config, basis.spec, ranks, environments, envs, pace),
         costs=replace(basis.costs, update_rows=basis.costs.update_rows * size.batch),
         ranks=ranks,
         exchange_s=exchange_s(config, basis.network, ranks, basis.costs.parameters),
@@ -125,7 +126,7 @@ def system_of(basis: Basis, size: Size, pace: Speed | None = None) -> System:
 
 def learning_of(
     config: ExperimentConfig,
-    task: Task,
+    spec: EnvSpec,
     ranks: int,
     environments: int,
     session: int,
@@ -135,7 +136,7 @@ def learning_of(
 
     Args:
         config: the experiment.
-        task: its environment.
+        spec: spec of its environment.
         ranks: number of ranks, N.
         environments: training environments of one rank.
         session: environments of a session.
@@ -159,11 +160,11 @@ def learning_of(
             replay.batch_size / ranks,
             None if sync else config.learner.policy_lag,
         )
-    options = options.for_environments(
-        environments * ranks, task.agents, task.max_episode_steps, remembers=task.remembers
-    )
-    rows = math.ceil(options.batch_size * options.batch_number / task.agents / ranks)
-    demand = Demand(rows, environments, session, task.max_episode_steps, task.remembers)
+    agents, longest = spec.acting_agents, spec.max_episode_steps
+    remembers = bool(config.network.options.get("recurrent"))
+    options = options.for_environments(environments * ranks, agents, longest, remembers=remembers)
+    rows = math.ceil(options.batch_size * options.batch_number / agents / ranks)
+    demand = Demand(rows, environments, session, longest, remembers)
     given = Flight(options.unroll_steps, math.ceil(options.unrolls_per_update / ranks), lag)
     if not sync and pace is not None:
         return plan(Speed(pace.turn_s, max(pace.learn_s, 1e-9)), demand, given)
@@ -196,13 +197,13 @@ def forecast(basis: Basis, size: Size, limits: Limits | None = None) -> Forecast
             pace = Speed(first.turn_s, first.update_s / max(first.update_rows, 1))
             system = system_of(basis, size, pace)
     outcome = Simulation(system, limits).run()
-    return of_outcome(system, outcome, basis.task, replace(size, workers=system.workers))
+    return of_outcome(system, outcome, basis.spec, replace(size, workers=system.workers))
 
 
-def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Forecast:
+def of_outcome(system: System, outcome: Outcome, spec: EnvSpec, size: Size) -> Forecast:
     """Return the forecast that follows from a simulation's outcome."""
     env_rate = outcome.rows * system.costs.steps_per_row
-    rate = env_rate * task.agents
+    rate = env_rate * spec.acting_agents
     hours = _MILLION / max(rate, 1e-9) / 3600
     return Forecast(
         size=size,

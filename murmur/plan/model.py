@@ -1,4 +1,4 @@
-"""Parts of a forecast: the task, costs, machines, and what comes out."""
+"""Parts of a forecast: costs, machines, and what comes out."""
 
 from dataclasses import dataclass
 
@@ -63,21 +63,6 @@ class Costs:
     update_eager_s: float = 0.0
     eager: float = 0.0
     update_rows: float = 0.0
-
-
-@dataclass(frozen=True)
-class Task:
-    """Properties of the environment that a forecast needs.
-
-    Attributes:
-        agents: agents of an environment that act in each step.
-        max_episode_steps: longest episode in steps; 0: no end.
-        remembers: True if the policy has a recurrent state.
-    """
-
-    agents: int
-    max_episode_steps: int
-    remembers: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Basis of a forecast: the task, costs measured of a run or here, or stated."""
+"""Basis of a forecast: the environment, costs measured of a run or here, or stated."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from murmur.learner_service.tuning.probe import checkpoint_spec
 from murmur.plan import stated
 from murmur.plan.costs import Window, costs_of, load_costs, run_window
 from murmur.plan.forecast import Basis, Size, system_of
-from murmur.plan.model import Costs, Task
+from murmur.plan.model import Costs
 from murmur.plan.probe import measure
 from murmur.plan.simulate import Limits, Simulation
 from murmur.runs.run_folder import RunFolder
@@ -77,12 +77,6 @@ def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
     return sum(p.numel() for n in networks for p in n.parameters() if p.requires_grad)
 
 
-def task_of(config: ExperimentConfig, spec: EnvSpec) -> Task:
-    """Return the environment's properties that a forecast needs."""
-    remembers = bool(config.network.options.get("recurrent"))
-    return Task(spec.acting_agents, spec.max_episode_steps, remembers)
-
-
 def step_seconds(config: ExperimentConfig, envs: int) -> float:
     """Return CPU seconds of a worker for a message: the environment's step, timed, and gRPC.
 
@@ -120,20 +114,12 @@ def costs_of_run(config: ExperimentConfig, run: RunFolder) -> tuple[Costs, str]:
     )
 
 
-def costs_by_probe(
-    config: ExperimentConfig, task: Task, seconds: float, say: Callable[[str], None]
-) -> tuple[Costs, str]:
-    """Measure costs by training here for a moment; return them and their source."""
-    costs = calibrated(config, task, measure(config, _SERVERS, seconds, say))
-    return costs, f"measured: training here with {_SERVERS[0]} and {_SERVERS[1]} workers"
-
-
-def calibrated(config: ExperimentConfig, task: Task, windows: Mapping[int, Window]) -> Costs:
+def calibrated(config: ExperimentConfig, spec: EnvSpec, windows: Mapping[int, Window]) -> Costs:
     """Fit costs to windows, and the time on the way so that the first one comes out as measured.
 
     Args:
         config: the experiment.
-        task: its environment.
+        spec: spec of its environment.
         windows: windows by number of workers.
     """
     costs = costs_of(list(windows.values()), threads=max(1, config.learner.num_threads))
@@ -145,7 +131,7 @@ def calibrated(config: ExperimentConfig, task: Task, windows: Mapping[int, Windo
         basis = Basis(
             config,
             replace(costs, hop_s=hop_s),
-            task,
+            spec,
             stated.network("loopback"),
             others=first.others,
         )
@@ -192,16 +178,16 @@ def basis_of(
     net = stated.network(network)
     config = plan_config(config)
     spec = environment_spec(config, run)
-    task = task_of(config, spec)
     if costs_file is not None:
         costs, source = load_costs(costs_file), f"kept: {costs_file}"
     elif run is not None:
         costs, source = costs_of_run(config, run)
     else:
-        costs, source = costs_by_probe(config, task, seconds, say)
+        costs = calibrated(config, spec, measure(config, _SERVERS, seconds, say))
+        source = f"measured: training here with {_SERVERS[0]} and {_SERVERS[1]} workers"
     sources = [source]
     if gpu and not costs.device:
-        costs = stated.on_gpu(costs, config, task.agents)
+        costs = stated.on_gpu(costs, config, spec.acting_agents)
         sources.append("stated, not measured: a GPU, by counted launches at an H100's pace")
     if costs.device and costs.eager:
         sources.append(f"measured: {100 * costs.eager:.0f} % of the updates run eagerly")
@@ -209,4 +195,4 @@ def basis_of(
         if not costs.parameters:
             costs = replace(costs, parameters=parameters_of(config, spec))
         sources.append(f"stated, not measured: {net.what}, {costs.parameters:,} weights")
-    return Basis(config, costs, task, net, link_gbit * 1e9 / 8), sources
+    return Basis(config, costs, spec, net, link_gbit * 1e9 / 8), sources

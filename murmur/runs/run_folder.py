@@ -35,7 +35,8 @@ import psutil
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import Overrides, load
 from murmur.shared.config.text import to_yaml
-from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.process.checkpoints import find_checkpoint, numbered_checkpoints
+from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import make_folder, read_json, write_whole
 from murmur.shared.process.process import process_began
 from murmur.shared.process.run_lock import LOCK_FILE, RunLock
@@ -266,7 +267,7 @@ class RunFolder:
 
     def has_checkpoint(self) -> bool:
         """Return whether a learner could continue from here."""
-        return any((self.path / "checkpoints").glob("update-*.pt"))
+        return bool(numbered_checkpoints(self.path / "checkpoints"))
 
     def checkpoint(self, which: str) -> Path:
         """Return a checkpoint: "best" (the latest if there is no best), "latest", or a path.
@@ -274,20 +275,7 @@ class RunFolder:
         Raises:
             CheckpointError: if there is none.
         """
-        folder = self.path / "checkpoints"
-        latest = sorted(folder.glob("update-*.pt"), key=lambda path: (len(path.name), path.name))
-        if which not in ("best", "latest"):
-            if Path(which).is_file():
-                return Path(which)
-            raise CheckpointError(f"no checkpoint '{which}'; give best, latest or a file")
-        if which == "best" and (folder / "best.pt").is_file():
-            return folder / "best.pt"
-        if not latest:
-            raise CheckpointError(
-                f"no checkpoint in '{folder}'; training writes the first after "
-                "learner.checkpoint_every_updates updates and at its end"
-            )
-        return latest[-1]
+        return find_checkpoint(self.path / "checkpoints", which)
 
 
 def _new_folder(directory: Path, name: str) -> Path:

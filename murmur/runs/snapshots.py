@@ -18,7 +18,20 @@ _PREFIX = "murmur_learner_"
 WINDOW_S = 30.0  # looked at, where nothing else is asked for: longer if updates take longer
 MOST_S = 3600.0
 LOOK_S = 300.0  # the longest that a live learner is watched if asked for a long look
-_OF_DEVICE = ("device_memory_bytes", "acts_waited_total", "acts_waited_seconds_total")
+# Metrics by their names without prefix and "_total", and what progress.jsonl calls them.
+_OF_DEVICE = ("device_memory_bytes", "acts_waited", "acts_waited_seconds")
+_WORK = {
+    "process_cpu_seconds": "cpu_s",
+    "thread_cpu_seconds": "cpu_s",
+    "thread_cpu_wait_seconds": "cpu_wait_s",
+    "batch_envs_count": "batches",
+}
+_RENAMED = {
+    "device_busy_seconds": "device_busy_s",
+    "machine_busy_ratio": "machine_busy",
+    "machine_busy_seconds": "machine_busy_s",
+    "machine_cores": "cores",
+}
 FEWEST_S = 10.0  # of a live learner: counters of servers grow a few times a second
 SAY_EVERY_S = 5.0
 _STORED = "murmur_(learner|env)_.+|process_cpu_seconds_total"
@@ -334,73 +347,52 @@ def _stored(url: str, at: float) -> list[Snapshot]:
 
 
 def _snapshot(at: float, samples: Sequence[Sample], where: str) -> Snapshot:
-    cache, rank = "", "0"
-    single: dict[str, float] = {}
-    device: dict[str, float] = {}
-    latency: dict[str, dict[float, float]] = {}
-    about: dict[str, str] = {}
-    threads: dict[str, dict[str, float]] = {}
-    graphs: dict[str, dict[str, float]] = {}
-    cpu_s: dict[str, float] = {}
-    cpu_wait_s: dict[str, float] = {}
+    """Return a snapshot by a page of metrics, read as a record of progress.jsonl has them."""
+    rank, about = "0", dict[str, str]()
+    record: dict[str, Any] = {
+        "time": at,
+        **dict.fromkeys(("updates", "device_busy_s", "env_steps", "agent_steps"), 0.0),
+        **dict.fromkeys(("environments_limit", "environments", "sessions"), 0),
+        "machine_busy": None,
+        **{key: {} for key in ("ledger", "latency", "graphs", "device", "work")},
+    }
     # Sort the samples by kind; some labels become keys, others are properties of the run.
     for name, labels, value in samples:
         rank = labels.get("rank", rank)
-        short = name.removeprefix(_PREFIX)
+        short = name.removeprefix(_PREFIX).removesuffix("_total")
         if "graph" in labels:
             function = "/".join(labels[key] for key in ("graph", "reason") if key in labels)
-            graphs.setdefault(short.removesuffix("_total"), {})[function] = value
-        if short == "state_seconds_total":
-            threads.setdefault(labels["thread"], {})[labels["state"]] = value
-        elif short == "thread_cpu_seconds_total":
-            cpu_s[labels["thread"]] = value
-        elif short == "thread_cpu_wait_seconds_total":
-            cpu_wait_s[labels["thread"]] = value
-        elif short == "process_cpu_seconds_total":
-            cpu_s[""] = value
+            record["graphs"].setdefault(short, {})[function] = value
+        if short == "state_seconds":
+            record["ledger"].setdefault(labels["thread"], {})[labels["state"]] = value
+        elif short in _WORK:
+            record["work"]["/".join([_WORK[short], *filter(None, [labels.get("thread")])])] = value
         elif short in ("acting_seconds_bucket", "inference_seconds_bucket"):
-            of = latency.setdefault(labels.get("phase", "inference"), {})
-            of[float(labels["le"])] = value
+            of = record["latency"].setdefault(labels.get("phase", "inference"), {})
+            of[labels["le"]] = value
         elif short == "sessions" and labels.get("mode") not in ("train", "supply"):
             continue
         elif short == "sample_cache":
-            cache = labels["cache"]
+            record["samples"] = {"cache": labels["cache"]}
         elif short == "device_info":
             about = dict(labels)
         elif (figure := _device_figure(short, labels)) is not None:
-            device[figure] = device.get(figure, 0.0) + value
+            record["device"][figure] = record["device"].get(figure, 0.0) + value
         else:
-            single[short] = value
-    rows, thread = "rows_received_total", "inference"
+            record[_RENAMED.get(short, short)] = value
     # A run on samples has no inference thread; its rows are the samples trained.
-    if cache:
-        rows, thread = "rows_trained_total", "learner"
-    if rows not in single or thread not in threads:
+    rows, thread = "rows_received", "inference"
+    if "samples" in record:
+        rows, thread = "rows_trained", "learner"
+    if rows not in record or thread not in record["ledger"]:
         raise ConfigError(f"{where} serves no metrics of a learner that has begun its run")
-    steps = single.get("env_steps_total", 0)
-    return Snapshot(
-        at,
-        single[rows],
-        single.get("updates_total", 0.0),
-        single.get("device_busy_seconds_total", 0.0),
-        threads,
-        round(single.get("agent_steps_total", 0) / steps) if steps else 0,
-        int(single.get("sessions", 0)),
-        single.get("machine_busy_ratio"),
-        int(single.get("environments", 0)),
-        int(single.get("environments_limit", 0)),
-        device,
-        about,
-        latency=latency,
-        cache=cache,
+    return replace(
+        _from_record(record),
+        sessions=int(record["sessions"]),
+        environments=int(record["environments"]),
+        environments_limit=int(record["environments_limit"]),
+        about=about,
         rank=int(rank),
-        graphs=graphs,
-        rows_trained=single.get("rows_trained_total", 0.0),
-        batches=single.get("batch_envs_count", 0.0),
-        cpu_s=cpu_s,
-        cpu_wait_s=cpu_wait_s,
-        machine_busy_s=single.get("machine_busy_seconds_total", 0.0),
-        cores=single.get("machine_cores", 0.0),
     )
 
 
@@ -412,8 +404,8 @@ def _device_figure(name: str, labels: Mapping[str, str]) -> str | None:
     if name.startswith("gpu_"):
         kinds = [labels[key] for key in ("clock", "reason", "direction") if key in labels]
         return "_".join([name.removeprefix("gpu_"), *kinds])
-    if name == "device_copied_bytes_total":
+    if name == "device_copied_bytes":
         return f"copied_{labels['direction']}_bytes"
     if name in _OF_DEVICE or "graph" in labels:
-        return name.removeprefix("device_").removesuffix("_total")
+        return name.removeprefix("device_")
     return None

@@ -51,7 +51,9 @@ def test_find_names_what_is_missing(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=2)
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         folder.find("latest")
-    with pytest.raises(CheckpointError, match=r"no checkpoint nowhere\.pt; try 'latest'"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint 'nowhere\.pt'; give best, latest or a file"
+    ):
         folder.find("nowhere.pt")
     with pytest.raises(CheckpointError, match="start without --resume"):
         folder.load_latest()

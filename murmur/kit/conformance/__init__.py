@@ -7,5 +7,5 @@ docs/wire.md states the contract, docs/conformance.md how to use the kit.
     peer          the learner's side of the wire, with connections that can be cut and frozen
     environments  what is played with environments, in order, and what their rows must be
     samples       what is played with a data set, in order
-    examine       starts a server, plays, goes away, refuses, and looks at what it does then
+    examine       starts a server, plays, goes away, refuses, looks at what it does, and says so
 """

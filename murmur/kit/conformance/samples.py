@@ -38,6 +38,10 @@ class SamplePlayer:
     """Player of the data set that a session's first Hello announces.
 
     Attributes:
+        spec: specification of the samples.
+        checklist: checklist that receives the findings.
+        limits: time limits.
+        seen: digests of every sample so far, by split and index.
         acts: acts in order, one for each stream.
         wrong_answers: messages by what is wrong in the last one, which must end the server.
     """
@@ -48,11 +52,11 @@ class SamplePlayer:
         Raises:
             SpecError: if there can be no such data set.
         """
-        self._spec = samples_from_proto(hello.source)
-        if not self._spec.sizes[_TRAIN]:
-            raise SpecError(f"source '{self._spec.name}' has no samples in its split 'train'")
-        self._checklist, self._limits = checklist, limits
-        self._seen: dict[tuple[int, int], Digests] = {}  # by split and index
+        self.spec = samples_from_proto(hello.source)
+        if not self.spec.sizes[_TRAIN]:
+            raise SpecError(f"source '{self.spec.name}' has no samples in its split 'train'")
+        self.checklist, self.limits = checklist, limits
+        self.seen: dict[tuple[int, int], Digests] = {}
         self.acts = (
             Act("first samples", self._first_samples),
             Act("the same samples", self._same_samples, "encodings"),
@@ -61,7 +65,7 @@ class SamplePlayer:
             Act("a large grant", self._large_grant),
             Act("a few samples", self._few_samples),
         )
-        self.wrong_answers = _wrong_answers(self._spec)
+        self.wrong_answers = _wrong_answers(self.spec)
 
     def check_hello(self, hello: pb.Hello) -> str | None:
         """Return the error in a Hello of this session; None: there is none.
@@ -69,7 +73,7 @@ class SamplePlayer:
         Raises:
             SpecError: if there can be no such data set.
         """
-        difference = sample_difference(self._spec, samples_from_proto(hello.source))
+        difference = sample_difference(self.spec, samples_from_proto(hello.source))
         if difference is None:
             return None
         return f"the data set differs from that of the session's first Hello: {difference}"
@@ -93,15 +97,15 @@ class SamplePlayer:
 
     async def _first_samples(self, session: Session) -> None:
         """Ask for samples of both splits, one grant after the other; Welcome is delayed."""
-        await asyncio.sleep(self._limits.delay_s)
+        await asyncio.sleep(self.limits.delay_s)
         supply = await self._open(session)
-        enough = time.monotonic() + self._limits.play_s
-        for split, size in enumerate(self._spec.sizes):
+        enough = time.monotonic() + self.limits.play_s
+        for split, size in enumerate(self.spec.sizes):
             asked = min(size, _MOST_ASKED)
             for at in range(0, asked, _FEW):
                 if at == _FEW and split == _TRAIN:
-                    await asyncio.sleep(self._limits.delay_s)
-                    self._checklist.note("patient")
+                    await asyncio.sleep(self.limits.delay_s)
+                    self.checklist.note("patient")
                 await supply.ask(split, range(at, min(at + _FEW, asked)))
                 await supply.answer()
                 if time.monotonic() > enough:
@@ -111,18 +115,18 @@ class SamplePlayer:
     async def _same_samples(self, session: Session) -> None:
         """Ask for the same samples, one by one, backwards, in another epoch and encoding."""
         supply = await self._open(session)
-        for k, (split, index) in enumerate(reversed(sorted(self._seen))):
+        for k, (split, index) in enumerate(reversed(sorted(self.seen))):
             await supply.ask(split, [index], epoch=1 + k, encoding=k % 3)
             await supply.answer()
-            if k >= self._limits.rows:
+            if k >= self.limits.rows:
                 break
-        if self._seen:
-            self._checklist.note("encodings")
+        if self.seen:
+            self.checklist.note("encodings")
 
     async def _nothing_to_send(self, session: Session) -> None:
         """Ask for no sample for a while."""
         supply = await self._open(session)
-        await asyncio.sleep(self._limits.delay_s)
+        await asyncio.sleep(self.limits.delay_s)
         await supply.expect_nothing()
         await supply.ask(_TRAIN, [0])
         await supply.answer()
@@ -130,7 +134,7 @@ class SamplePlayer:
     async def _many_grants(self, session: Session) -> None:
         """Open several grants; answers come in order."""
         supply = await self._open(session)
-        size = self._spec.sizes[_TRAIN]
+        size = self.spec.sizes[_TRAIN]
         for k in range(_OPEN):
             await supply.ask(_TRAIN, [(_FEW * k + i) % size for i in range(min(_FEW, size))])
         for _ in range(_OPEN):
@@ -139,7 +143,7 @@ class SamplePlayer:
 
     async def _large_grant(self, session: Session) -> None:
         """Ask for as many samples as a grant may name, or as a message may hold."""
-        size, sample = self._spec.sizes[_TRAIN], self._spec.sample_bytes
+        size, sample = self.spec.sizes[_TRAIN], self.spec.sample_bytes
         count = max(1, min(MAX_GRANT, size, _MOST_BYTES // sample))
         supply = await self._open(session)
         await supply.ask(_TRAIN, range(count))
@@ -154,7 +158,7 @@ class SamplePlayer:
 
     async def _open(self, session: Session) -> "_Supply":
         """Send Welcome; nothing may have come before."""
-        supply = _Supply(self._spec, session, self._checklist, self._limits.patience_s, self._seen)
+        supply = _Supply(self, session)
         await supply.expect_nothing()
         await session.write(welcome(0))
         return supply
@@ -163,26 +167,11 @@ class SamplePlayer:
 class _Supply(Stream):
     """Grants and samples of one stream."""
 
-    def __init__(
-        self,
-        spec: SampleSpec,
-        session: Session,
-        checklist: Checklist,
-        patience_s: float,
-        seen: dict[tuple[int, int], Digests],
-    ) -> None:
-        """Begin a stream.
-
-        Args:
-            spec: specification of the samples.
-            session: session of the stream.
-            checklist: checklist that receives the findings.
-            patience_s: longest wait for one message.
-            seen: digests of every sample so far, by split and index; new ones are added.
-        """
-        super().__init__(session, checklist, patience_s)
-        self._spec, self._codec = spec, SampleCodec(spec)
-        self._seen, self._sequence = seen, 0
+    def __init__(self, player: SamplePlayer, session: Session) -> None:
+        """Begin a stream of the player's data set; the player keeps the digests of its samples."""
+        super().__init__(session, player.checklist, player.limits.patience_s)
+        self._spec, self._codec = player.spec, SampleCodec(player.spec)
+        self._seen, self._sequence = player.seen, 0
         self._open: list[Grant] = []
 
     async def ask(

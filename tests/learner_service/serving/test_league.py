@@ -431,7 +431,7 @@ def test_an_opponent_of_another_game_is_refused(tmp_path: Path) -> None:
 def test_missing_opponent_is_an_error_with_a_message(tmp_path: Path) -> None:
     config = experiment(**{**LEAGUE, "league": {"checkpoints": ["nowhere.pt"]}})
     with (
-        pytest.raises(CheckpointError, match=r"no checkpoint nowhere\.pt"),
+        pytest.raises(CheckpointError, match=r"no checkpoint 'nowhere\.pt'"),
         running_learner(tmp_path, config),
     ):
         pytest.fail("it must not start")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from murmur.learner_service.storage.flight import Flight, Speed
 from murmur.plan import setup, stated
-from murmur.plan.costs import Window, costs_of, line, load_costs, run_window, save, window
+from murmur.plan.costs import Window, costs_of, line, load_costs, run_window, window
 from murmur.plan.forecast import (
     Basis,
     Size,
@@ -26,7 +26,7 @@ from murmur.plan.forecast import (
     system_of,
     workers_for,
 )
-from murmur.plan.model import Costs, Outcome, Task
+from murmur.plan.model import Costs, Outcome
 from murmur.plan.setup import calibrated, plan_config
 from murmur.plan.show import show
 from murmur.plan.simulate import Limits
@@ -35,8 +35,10 @@ from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_json
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 
-TASK = Task(agents=3, max_episode_steps=25)
+SPEC = EnvSpec("spread", 3, (ArraySpec("x", "float32", (18,)),), Discrete(5), max_episode_steps=25)
 COSTS = Costs(step_s=1e-3, message_s=1e-4, batch_s=1e-4, act_s=2e-4, update_s=0.01, parameters=1000)
 SHORT = Limits(messages=1_000, warm=100, least=200, updates=2)
 
@@ -46,7 +48,7 @@ def spread(*changes: str) -> ExperimentConfig:
 
 
 def basis(*changes: str, costs: Costs = COSTS) -> Basis:
-    return Basis(spread(*changes), costs, TASK, stated.network("nvlink"))
+    return Basis(spread(*changes), costs, SPEC, stated.network("nvlink"))
 
 
 def record(at: float, times: float) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def test_costs_of_an_older_run_are_refused(tmp_path: Path) -> None:
 
 
 def test_kept_costs_come_back(tmp_path: Path) -> None:
-    save(COSTS, tmp_path / "costs.json")
+    write_json(tmp_path / "costs.json", vars(COSTS))
     assert load_costs(tmp_path / "costs.json") == COSTS
     (tmp_path / "costs.json").write_text('{"stepping_s": 1}')
     with pytest.raises(ConfigError, match="stepping_s"):
@@ -217,34 +219,34 @@ def test_a_rank_has_its_share_of_the_batch() -> None:
     # 4 x 1200 agent-rows of 3 agents are 1600 rows: 800 of each of two ranks. 40 environments,
     # unrolls of 21 rows (20 transitions and the row after an episode).
     config = spread("learner.pipeline=sync")
-    assert learning_of(config, TASK, 2, 40, 4) == Flight(20, 40, None)
+    assert learning_of(config, SPEC, 2, 40, 4) == Flight(20, 40, None)
     config = spread("algorithm.unroll_steps=25", "algorithm.unrolls_per_update=64")
-    assert learning_of(config, TASK, 2, 40, 4) == Flight(25, 32, 1)
+    assert learning_of(config, SPEC, 2, 40, 4) == Flight(25, 32, 1)
 
 
 def test_grown_minibatches_are_of_the_same_updates() -> None:
     for environments in (64, 512, 960):
         config = spread("algorithm.max_batch_size=16384")
-        one, whole = learning_of(config, TASK, 1, environments, 4), spread()
-        assert one == learning_of(whole, TASK, 1, environments, 4)
+        one, whole = learning_of(config, SPEC, 1, environments, 4), spread()
+        assert one == learning_of(whole, SPEC, 1, environments, 4)
 
 
 def test_what_is_in_flight_follows_the_first_updates() -> None:
     # 64 environments bring 64 / 10 ms, the learner takes 1000 rows/s: 1.25 x 10 are of use, in
     # sessions of 4: 16, so 800 / 16 = 50 steps and one row after an episode of 25.
-    seen = learning_of(spread(), TASK, 2, 64, 4, Speed(10e-3, 1e-3))
+    seen = learning_of(spread(), SPEC, 2, 64, 4, Speed(10e-3, 1e-3))
     assert seen == Flight(51, 16, 1)
 
 
 def test_a_rank_of_a_replay_has_its_share() -> None:
     config = spread("algorithm.name=qmix")
-    seen = learning_of(config, TASK, 4, 40, 4)
+    seen = learning_of(config, SPEC, 4, 40, 4)
     replay = config.algorithm.options["replay"]
     assert isinstance(seen, Replays)
     assert seen.interval == replay["update_interval"] / 4
     assert seen.batch_rows == replay["batch_size"] / 4
     often = learning_of(
-        spread("algorithm.name=qmix", "algorithm.replay.update_interval=1"), TASK, 4, 40, 4
+        spread("algorithm.name=qmix", "algorithm.replay.update_interval=1"), SPEC, 4, 40, 4
     )
     assert isinstance(often, Replays)
     assert often.interval == 1
@@ -277,7 +279,7 @@ def test_the_fullest_resource_is_the_bottleneck() -> None:
 def test_hours_of_a_million_by_hand() -> None:
     # 1000 rows/s x 3 agents: 1e6 / 3000 / 3600 h of each of 2 learners and 8 cores.
     system = system_of(basis(), Size(2, 8))
-    seen = of_outcome(system, outcome(), TASK, Size(2, 8))
+    seen = of_outcome(system, outcome(), SPEC, Size(2, 8))
     assert seen.rate == 3000
     assert seen.device_hours == pytest.approx(2 * 1e6 / 3000 / 3600)
     assert seen.core_hours == pytest.approx(8 * 1e6 / 3000 / 3600)
@@ -301,7 +303,7 @@ def test_calibration_finds_the_time_on_the_way() -> None:
         workers_s=20.0,
     )
     # 200 messages/s of two sessions: 10 ms a turn, of which 1.4 ms are processor time.
-    costs = calibrated(spread("algorithm.unroll_steps=16"), TASK, {1: slow})
+    costs = calibrated(spread("algorithm.unroll_steps=16"), SPEC, {1: slow})
     assert 2 * costs.hop_s == pytest.approx(8.6e-3, rel=0.1)
 
 
@@ -327,7 +329,7 @@ def test_a_forecast_fits_80_columns() -> None:
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
-    save(replace(COSTS, update_s=0.1), tmp_path / "costs.json")
+    write_json(tmp_path / "costs.json", vars(replace(COSTS, update_s=0.1)))
     command = ["plan", "spread", "--cores", "4", "--costs", str(tmp_path / "costs.json"), "--json"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output

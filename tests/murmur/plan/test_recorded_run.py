@@ -6,9 +6,10 @@ import pytest
 
 from murmur.plan import stated
 from murmur.plan.forecast import Basis, Forecast, Size, forecast
-from murmur.plan.model import Costs, Task
+from murmur.plan.model import Costs
 from murmur.plan.setup import plan_config
 from murmur.shared.config.files import load
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.murmur.recorded_h100 import AGENTS, ENVS, UPDATE_ROWS, recorded
 
 # `murmur plan terrain-reference --save-costs` on two EPYC cores; but a step of an environment as
@@ -44,11 +45,17 @@ FORMATION = Costs(
 TWO_WORKERS = {"others": 1.04, "env_steps_per_s": 8530.0, "updates_per_s": 2.16}
 
 
+def spec(agents: int, longest: int) -> EnvSpec:
+    """An environment whose observations do not matter."""
+    array = ArraySpec("x", "float32", (1,))
+    return EnvSpec("any", agents, (array,), Discrete(2), max_episode_steps=longest)
+
+
 def on_an_h100(eager: float) -> Forecast:
     """terrain-reference on 15 workers and an H100; `eager`: share of the updates."""
     config = plan_config(load("terrain-reference", [], {}))
     costs = replace(stated.on_gpu(COSTS, config, AGENTS), eager=eager)
-    basis = Basis(config, costs, Task(AGENTS, 15), stated.network("nvlink"))
+    basis = Basis(config, costs, spec(AGENTS, 15), stated.network("nvlink"))
     return forecast(basis, Size(1, 16, 15))
 
 
@@ -77,7 +84,7 @@ def test_two_workers_come_out_within_30_percent_of_others() -> None:
     """The run with two workers gave none of the costs. Other programs took a processor of two."""
     config = plan_config(load("formation", [], {}))
     others = TWO_WORKERS["others"]
-    basis = Basis(config, FORMATION, Task(3, 1000), stated.network("loopback"), others=others)
+    basis = Basis(config, FORMATION, spec(3, 1000), stated.network("loopback"), others=others)
     seen = forecast(basis, Size(1, 2, 2))
     assert seen.env_rate == pytest.approx(TWO_WORKERS["env_steps_per_s"], rel=0.3)
     assert seen.outcome.updates == pytest.approx(TWO_WORKERS["updates_per_s"], rel=0.3)
