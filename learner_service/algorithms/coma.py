@@ -336,7 +336,10 @@ class Coma(GraphedAlgorithm):
             with cast_weights(self._precision, self.actor):
                 logits, _ = forward(self.actor, rows.actor, rows.actor_state)
             logits = logits.float()
-            expert = imitation(columns, partial(_log_taken, logits, penalty), rows.cost)
+            expert = None
+            if EXPERT_ACTION in columns:
+                log_prob = partial(_log_taken, logits, penalty)
+                expert = imitation(columns[EXPERT_ACTION], log_prob, rows.cost)
             with torch.no_grad():
                 floor = columns.get("floor", self._exploration.floor)
                 softmax, pi = mixture(logits, penalty, self._exploration.keep, floor)
@@ -357,19 +360,22 @@ class Coma(GraphedAlgorithm):
                     of_taken = torch.ops.aten.threshold_backward(of_taken, inside, -c.clip_ratio)
                 else:
                     of_taken = of_taken / ratio
-                of_taken = expert.without_expert_rows(of_taken)
+                weighted = of_order[i]
+                if expert is not None:  # rows with an expert's action learn from that alone
+                    of_taken = of_taken.masked_fill(expert.expert_mask, 0)
+                    weighted = weighted.masked_fill(expert.expert_mask, 0)
                 if c.entropy_weight:  # softmax's gradient is free of constants, as log pi's is
-                    of_softmax = torch.xlogy(
-                        expert.without_expert_rows(of_order[i]).unsqueeze(-1), pi
-                    )
+                    of_softmax = torch.xlogy(weighted.unsqueeze(-1), pi)
                 else:
                     of_softmax = torch.zeros_like(pi)
                 of_softmax.scatter_add_(-1, action.unsqueeze(-1), of_taken.unsqueeze(-1))
-                terms = [(logits, mixture_gradient(of_softmax, softmax)), *expert.terms]
+                terms = [(logits, mixture_gradient(of_softmax, softmax))]
+                terms += [] if expert is None else [expert.term]
             (norm,) = self._precision.step_together(
                 terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
             )
-            log.append(found | expert.logged | {"norm": norm})
+            imitated = {} if expert is None else expert.logged
+            log.append(found | imitated | {"norm": norm})
         self._note_actor(minibatches, log)
 
     @torch.no_grad()
