@@ -40,6 +40,7 @@ from murmur.learner_service.learning.graphed import GraphedAlgorithm
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     Pass,
+    Rows,
     average_over_expert_rows,
     deviations,
     imitation,
@@ -172,6 +173,11 @@ class Coma(GraphedAlgorithm):
         self._choose = self._capture("choose", self._choose_block, in_place=True)
         return {"critic": self._fit, "actor": self._improve}
 
+    @override
+    def _rows(self, batch: Rollout) -> Rows:
+        return super()._rows(Rollout(self._completed(batch.arrays), []))
+
+    @override
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Give unrolls' last rows the actions that the policy would take.
 
@@ -281,12 +287,11 @@ class Coma(GraphedAlgorithm):
         g.scatter_(-1, action.unsqueeze(-1), (2 * minibatches.cost).view(*action.shape, 1))
         of_goal = (g * target.unsqueeze(-1)).view(*share.shape, -1)
         g = g.view_as(of_goal)
-        rates = self._schedule.rates(minibatches.counts)
         values, norms = [], []
         for i in range(minibatches.number):
-            if rates is not None:
-                self._schedule.step(rates[i])
             rows = minibatches.at(i)
+            if rows.rates is not None:
+                self._schedule.step(rows.rates)
             with cast_weights(self._precision, self.critic):
                 out, _ = forward(self.critic, rows.critic, rows.critic_state)
             q = out.float()
@@ -322,14 +327,14 @@ class Coma(GraphedAlgorithm):
         Up goes E[log pi(u | o) A], or PPO's surrogate r A, r = pi / pi_old, where it is not
         clipped, and the entropy: -E[pi log pi]; their gradient by the softmax.
         """
-        c, rates = self._config, self._schedule.rates(minibatches.counts)
+        c = self._config
         # 4. Q of all own actions by the critic just fitted, [n, M, A, K].
         of_pi, of_order, root = self._weights(minibatches, self._values(minibatches))
         log: list[Outputs] = []
         for i in range(minibatches.number):
-            if rates is not None:
-                self._schedule.step(rates[i])
             rows = minibatches.at(i)
+            if rows.rates is not None:
+                self._schedule.step(rows.rates)
             columns, action = rows.columns, rows.columns["action"]
             penalty = columns.get("penalty")
             # 5. pi(u | o), epsilon included, [M, A, K].

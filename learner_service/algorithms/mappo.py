@@ -275,7 +275,6 @@ class Mappo(GraphedAlgorithm):
         """
         of = of or Trained(self.actor, self.critic, self._learned, self._num_slices)
         c, share, cost = self._config, minibatches.share, minibatches.cost  # [n, M, A]
-        rates = self._schedule.rates(minibatches.counts)
         with torch.no_grad():  # weights of the loss, for all minibatches together
             # [n, M, A] dL/dr, dL/d(-H) and dL/d(V - G) / (V - G); share: a row's weight in a mean,
             # cost: -share. Clipped where r dL/dr is below `clipped_below`, r A above A + clip |A|.
@@ -286,9 +285,9 @@ class Mappo(GraphedAlgorithm):
             error_grad = share * (2.0 if of.critic is not None else 2 * c.value_weight)
         log: list[Outputs] = []
         for i in range(minibatches.number):
-            if rates is not None:
-                self._schedule.step(rates[i])
             rows = minibatches.at(i)
+            if rows.rates is not None:
+                self._schedule.step(rows.rates)
             columns, action = rows.columns, rows.columns["action"]
             # 5. pi(u | o) and V of the minibatch, [M, A].
             with cast_weights(self._precision, *(network for _, network in of.learned)):

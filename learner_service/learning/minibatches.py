@@ -40,6 +40,7 @@ class Minibatch:
     cost: Tensor
     actor_state: RecurrentState | None
     critic_state: RecurrentState | None
+    rates: Tensor | None
 
 
 @dataclass
@@ -60,6 +61,8 @@ class Pass:
         sharing: [S, A] result of `sharing_agents`.
         actor_state: recurrent state of n * m environments.
         critic_state: recurrent state of the critic, as `actor_state`.
+        rates: [n, groups] learning rates in a CUDA graph, 0 where nothing counts; None: they stay
+            as they are, and a minibatch where nothing counts is left out.
     """
 
     number: int
@@ -72,6 +75,7 @@ class Pass:
     sharing: Tensor
     actor_state: RecurrentState | None = None
     critic_state: RecurrentState | None = None
+    rates: Tensor | None = None
 
     def at(self, i: int) -> Minibatch:
         """Return minibatch i: views of this pass."""
@@ -80,13 +84,18 @@ class Pass:
             envs = len(self.actor_state.memory) // self.number
         rows, columns = slice(i * length, (i + 1) * length), slice(i * envs, (i + 1) * envs)
         actor = self.actor.each(lambda x: x[rows])
+        actor_state, critic_state = (
+            state and state.columns(columns) for state in (self.actor_state, self.critic_state)
+        )
         return Minibatch(
             actor,
             actor if self.critic is self.actor else self.critic.each(lambda x: x[rows]),
             {name: x[rows] for name, x in self.columns.items()},
             self.share[i],
             self.cost[i],
-            *(state and state.columns(columns) for state in (self.actor_state, self.critic_state)),
+            actor_state,
+            critic_state,
+            None if self.rates is None else self.rates[i],
         )
 
 
@@ -279,9 +288,22 @@ class Rows:
             else self.critic.each(lambda x: x.index_select(0, rows))
         )
         found = {name: x.index_select(0, rows) for name, x in self.columns.items()}
-        before = (self.actor_state, self.critic_state)
-        states = (state and state.columns(units.flatten()) for state in before)
-        return Pass(number, actor, critic, found, share, -share, any_counts, self.sharing, *states)
+        actor_state, critic_state = (
+            state and state.columns(units.flatten())
+            for state in (self.actor_state, self.critic_state)
+        )
+        return Pass(
+            number,
+            actor,
+            critic,
+            found,
+            share,
+            -share,
+            any_counts,
+            self.sharing,
+            actor_state,
+            critic_state,
+        )
 
 
 class Imitation(NamedTuple):
