@@ -170,7 +170,8 @@ class Learner:
             with self.clock.working("update"):
                 self._last_finite.keep()
                 # What is learned from; the report counts the rows as the storage gave them.
-                seen = self.algorithm.transforms.batch(batch, version)
+                transforms = self.algorithm.transforms
+                seen = transforms.batch(batch, version) if transforms.parts else batch
                 losses, env_steps = self._means(self.algorithm.update(seen), batch)
             wrong = next((n for n, value in losses.items() if not math.isfinite(value)), None)
             if wrong is None:

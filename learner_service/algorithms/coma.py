@@ -40,6 +40,7 @@ from murmur.learner_service.learning.graphed import GraphedAlgorithm
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     Pass,
+    Rows,
     average_over_expert_rows,
     deviations,
     imitation,
@@ -172,6 +173,11 @@ class Coma(GraphedAlgorithm):
         self._choose = self._capture("choose", self._choose_block, in_place=True)
         return {"critic": self._fit, "actor": self._improve}
 
+    @override
+    def _rows(self, batch: Rollout) -> Rows:
+        return super()._rows(Rollout(self._completed(batch.arrays), []))
+
+    @override
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Give unrolls' last rows the actions that the policy would take.
 
@@ -281,12 +287,11 @@ class Coma(GraphedAlgorithm):
         g.scatter_(-1, action.unsqueeze(-1), (2 * minibatches.cost).view(*action.shape, 1))
         of_goal = (g * target.unsqueeze(-1)).view(*share.shape, -1)
         g = g.view_as(of_goal)
-        rates = self._schedule.rates(minibatches.counts)
         values, norms = [], []
         for i in range(minibatches.number):
-            if rates is not None:
-                self._schedule.step(rates[i])
             rows = minibatches.at(i)
+            if rows.rates is not None:
+                self._schedule.step(rows.rates)
             with cast_weights(self._precision, self.critic):
                 out, _ = forward(self.critic, rows.critic, rows.critic_state)
             q = out.float()
@@ -322,21 +327,24 @@ class Coma(GraphedAlgorithm):
         Up goes E[log pi(u | o) A], or PPO's surrogate r A, r = pi / pi_old, where it is not
         clipped, and the entropy: -E[pi log pi]; their gradient by the softmax.
         """
-        c, rates = self._config, self._schedule.rates(minibatches.counts)
+        c = self._config
         # 4. Q of all own actions by the critic just fitted, [n, M, A, K].
         of_pi, of_order, root = self._weights(minibatches, self._values(minibatches))
         log: list[Outputs] = []
         for i in range(minibatches.number):
-            if rates is not None:
-                self._schedule.step(rates[i])
             rows = minibatches.at(i)
+            if rows.rates is not None:
+                self._schedule.step(rows.rates)
             columns, action = rows.columns, rows.columns["action"]
             penalty = columns.get("penalty")
             # 5. pi(u | o), epsilon included, [M, A, K].
             with cast_weights(self._precision, self.actor):
                 logits, _ = forward(self.actor, rows.actor, rows.actor_state)
             logits = logits.float()
-            expert = imitation(columns, partial(_log_taken, logits, penalty), rows.cost)
+            expert = None
+            if EXPERT_ACTION in columns:
+                log_prob = partial(_log_taken, logits, penalty)
+                expert = imitation(columns[EXPERT_ACTION], log_prob, rows.cost)
             with torch.no_grad():
                 floor = columns.get("floor", self._exploration.floor)
                 softmax, pi = mixture(logits, penalty, self._exploration.keep, floor)
@@ -357,19 +365,22 @@ class Coma(GraphedAlgorithm):
                     of_taken = torch.ops.aten.threshold_backward(of_taken, inside, -c.clip_ratio)
                 else:
                     of_taken = of_taken / ratio
-                of_taken = expert.without_expert_rows(of_taken)
+                weighted = of_order[i]
+                if expert is not None:  # rows with an expert's action learn from that alone
+                    of_taken = of_taken.masked_fill(expert.expert_mask, 0)
+                    weighted = weighted.masked_fill(expert.expert_mask, 0)
                 if c.entropy_weight:  # softmax's gradient is free of constants, as log pi's is
-                    of_softmax = torch.xlogy(
-                        expert.without_expert_rows(of_order[i]).unsqueeze(-1), pi
-                    )
+                    of_softmax = torch.xlogy(weighted.unsqueeze(-1), pi)
                 else:
                     of_softmax = torch.zeros_like(pi)
                 of_softmax.scatter_add_(-1, action.unsqueeze(-1), of_taken.unsqueeze(-1))
-                terms = [(logits, mixture_gradient(of_softmax, softmax)), *expert.terms]
+                terms = [(logits, mixture_gradient(of_softmax, softmax))]
+                terms += [] if expert is None else [expert.term]
             (norm,) = self._precision.step_together(
                 terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
             )
-            log.append(found | expert.logged | {"norm": norm})
+            imitated = {} if expert is None else expert.logged
+            log.append(found | imitated | {"norm": norm})
         self._note_actor(minibatches, log)
 
     @torch.no_grad()

@@ -52,7 +52,7 @@ from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
 from murmur.learner_service.storage.rollout import Rollout, Transitions, transitions
-from murmur.shared.wire.spec import ACTION_MASK
+from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 
 
 class Config(options.TeamsConfig):
@@ -275,7 +275,6 @@ class Mappo(GraphedAlgorithm):
         """
         of = of or Trained(self.actor, self.critic, self._learned, self._num_slices)
         c, share, cost = self._config, minibatches.share, minibatches.cost  # [n, M, A]
-        rates = self._schedule.rates(minibatches.counts)
         with torch.no_grad():  # weights of the loss, for all minibatches together
             # [n, M, A] dL/dr, dL/d(-H) and dL/d(V - G) / (V - G); share: a row's weight in a mean,
             # cost: -share. Clipped where r dL/dr is below `clipped_below`, r A above A + clip |A|.
@@ -286,9 +285,9 @@ class Mappo(GraphedAlgorithm):
             error_grad = share * (2.0 if of.critic is not None else 2 * c.value_weight)
         log: list[Outputs] = []
         for i in range(minibatches.number):
-            if rates is not None:
-                self._schedule.step(rates[i])
             rows = minibatches.at(i)
+            if rows.rates is not None:
+                self._schedule.step(rows.rates)
             columns, action = rows.columns, rows.columns["action"]
             # 5. pi(u | o) and V of the minibatch, [M, A].
             with cast_weights(self._precision, *(network for _, network in of.learned)):
@@ -304,25 +303,28 @@ class Mappo(GraphedAlgorithm):
                     value = value.squeeze(-1)
                 pi = of.actor.distribution(out, columns.get("mask"))
             value = value.float()
-            expert = imitation(columns, pi.log_prob, rows.cost)
+            expert = None
+            if EXPERT_ACTION in columns:
+                expert = imitation(columns[EXPERT_ACTION], pi.log_prob, rows.cost)
             # 6. Both parts of the loss.
             with torch.no_grad():
                 log_ratio = pi.log_prob(action) - columns["log_prob"]
                 log_prob_grad = log_ratio.exp() * ratio_grad[i]  # dr/d log pi = r
                 unclipped = log_prob_grad >= clipped_below[i]
-                slope = expert.without_expert_rows(log_prob_grad * unclipped)
-                weighted = None
-                if c.entropy_weight:
-                    weighted = expert.without_expert_rows(entropy_weight[i])
+                slope, weighted = log_prob_grad * unclipped, entropy_weight[i]
+                if expert is not None:  # rows with an expert's action learn from that alone
+                    slope = slope.masked_fill(expert.expert_mask, 0)
+                    weighted = weighted.masked_fill(expert.expert_mask, 0)
                 error = value - columns["target"]
-                terms = [*pi.gradient(action, slope, weighted), *expert.terms]
+                terms = pi.gradient(action, slope, weighted if c.entropy_weight else None)
+                terms += [] if expert is None else [expert.term]
                 terms.append((value, error * error_grad[i]))
             norms = self._precision.step_together(terms, of.learned, c.max_grad_norm, of.num_slices)
             log.append(
                 {
                     "log_ratio": log_ratio,
                     **pi.logged(),
-                    **expert.logged,
+                    **({} if expert is None else expert.logged),
                     "error": error,
                     "norms": norms,
                 }

@@ -569,7 +569,11 @@ class FixedShapes:
             length = self._steps - 1
             begins = first[:, 0].view(number, length, -1).transpose(0, 1).flatten(1) > 0
             state = RecurrentState(memory, begins)
-        return Pass(number, actor, critic, found, share, -share, counts, sharing, *_both(state))
+        rates = algorithm._schedule.rates(counts)
+        states = _both(state)
+        return Pass(
+            number, actor, critic, found, share, -share, counts, sharing, *states, rates=rates
+        )
 
 
 def dealt_to(place: Tensor, width: int, number: Tensor | int, skipped: Tensor | int) -> Tensor:

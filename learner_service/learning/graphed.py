@@ -54,6 +54,10 @@ class GraphedAlgorithm(OnPolicyAlgorithm):
                 self._after_round_in_graphs(words, memory, number, names)
                 fixed.add_columns(words)
 
+    def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the arrays of a batch; an algorithm may add some."""
+        return arrays
+
     def _after_round_in_graphs(
         self, words: Tensor, memory: Tensor | None, number: int, names: Round
     ) -> None:

@@ -11,7 +11,7 @@ the group is that of all ranks together; where a rank has no row for it, rows of
 Where an expert said what it would have done, a minibatch's loss has a part for it: `imitation`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.returns import of_agents
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.shared.wire.spec import EXPERT_ACTION
 from murmur.shared.wire.timestep import StepType
 
 IMITATION_LOGGED = ("imitation_loss", "imitation_share")
@@ -41,6 +40,7 @@ class Minibatch:
     cost: Tensor
     actor_state: RecurrentState | None
     critic_state: RecurrentState | None
+    rates: Tensor | None
 
 
 @dataclass
@@ -61,6 +61,8 @@ class Pass:
         sharing: [S, A] result of `sharing_agents`.
         actor_state: recurrent state of n * m environments.
         critic_state: recurrent state of the critic, as `actor_state`.
+        rates: [n, groups] learning rates in a CUDA graph, 0 where nothing counts; None: they stay
+            as they are, and a minibatch where nothing counts is left out.
     """
 
     number: int
@@ -73,6 +75,7 @@ class Pass:
     sharing: Tensor
     actor_state: RecurrentState | None = None
     critic_state: RecurrentState | None = None
+    rates: Tensor | None = None
 
     def at(self, i: int) -> Minibatch:
         """Return minibatch i: views of this pass."""
@@ -81,13 +84,18 @@ class Pass:
             envs = len(self.actor_state.memory) // self.number
         rows, columns = slice(i * length, (i + 1) * length), slice(i * envs, (i + 1) * envs)
         actor = self.actor.each(lambda x: x[rows])
+        actor_state, critic_state = (
+            state and state.columns(columns) for state in (self.actor_state, self.critic_state)
+        )
         return Minibatch(
             actor,
             actor if self.critic is self.actor else self.critic.each(lambda x: x[rows]),
             {name: x[rows] for name, x in self.columns.items()},
             self.share[i],
             self.cost[i],
-            *(state and state.columns(columns) for state in (self.actor_state, self.critic_state)),
+            actor_state,
+            critic_state,
+            None if self.rates is None else self.rates[i],
         )
 
 
@@ -154,13 +162,12 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     Returns:
         [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
     """
-    fewest = 1 / group.size
-    if len(sharing) == 1:
-        of_all = weight.sum((1, 2), keepdim=True)
-        group.mean_([of_all])
-        return weight / of_all.clamp_min(fewest), (of_all.flatten() > 0).float()
-    counted = weight.sum(1)  # [n, A]
-    group.mean_([counted])
+    fewest, one = 1 / group.size, len(sharing) == 1
+    counted = weight.sum((1, 2), keepdim=True) if one else weight.sum(1)  # [n, 1, 1] or [n, A]
+    if group.size > 1:
+        group.mean_([counted])
+    if one:
+        return weight / counted.clamp_min(fewest), (counted.flatten() > 0).float()
     share = (counted @ sharing.T).clamp_min(fewest).reciprocal() @ sharing
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 
@@ -281,28 +288,37 @@ class Rows:
             else self.critic.each(lambda x: x.index_select(0, rows))
         )
         found = {name: x.index_select(0, rows) for name, x in self.columns.items()}
-        before = (self.actor_state, self.critic_state)
-        states = (state and state.columns(units.flatten()) for state in before)
-        return Pass(number, actor, critic, found, share, -share, any_counts, self.sharing, *states)
+        actor_state, critic_state = (
+            state and state.columns(units.flatten())
+            for state in (self.actor_state, self.critic_state)
+        )
+        return Pass(
+            number,
+            actor,
+            critic,
+            found,
+            share,
+            -share,
+            any_counts,
+            self.sharing,
+            actor_state,
+            critic_state,
+        )
 
 
 class Imitation(NamedTuple):
     """Imitation part of a minibatch's loss.
 
     Attributes:
-        terms: summands of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
+        term: summand of the loss, L = -E[log pi(expert | o)]: values, and their weights [M, A].
         logged: columns by the names IMITATION_LOGGED: -log pi(expert | o) [M, A], 0 where no expert
-            was asked, and a mask [M, A], 1 where one was; empty in runs without.
-        expert_mask: [M, A] bool, rows where an expert was asked; None in runs without.
+            was asked, and a mask [M, A], 1 where one was.
+        expert_mask: [M, A] bool, rows where an expert was asked.
     """
 
-    terms: list[tuple[Tensor, Tensor]]
+    term: tuple[Tensor, Tensor]
     logged: dict[str, Tensor]
-    expert_mask: Tensor | None
-
-    def without_expert_rows(self, weight: Tensor) -> Tensor:
-        """Return weights [M, A] of the policy's other losses, 0 where an expert was asked."""
-        return weight if self.expert_mask is None else weight.masked_fill(self.expert_mask, 0)
+    expert_mask: Tensor
 
 
 def average_over_expert_rows(means: Tensor, first: int) -> None:
@@ -315,9 +331,7 @@ def average_over_expert_rows(means: Tensor, first: int) -> None:
     means[first] /= means[first + 1].clamp_min(1e-8)
 
 
-def imitation(
-    columns: Mapping[str, Tensor], log_prob: Callable[[Tensor], Tensor], cost: Tensor
-) -> Imitation:
+def imitation(expert: Tensor, log_prob: Callable[[Tensor], Tensor], cost: Tensor) -> Imitation:
     """Compute the imitation part of a minibatch's loss.
 
     DAgger: Ross, Gordon, Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction
@@ -326,13 +340,10 @@ def imitation(
     entropy; other rows learn as ever.
 
     Args:
-        columns: columns of the minibatch, name -> [M, A, ...].
+        expert: [M, A, ...] the expert's actions; negative or NaN where no expert was asked.
         log_prob: log pi [M, A] of actions [M, A, ...].
         cost: [M, A] cost of the minibatch's rows; see Pass.
     """
-    expert = columns.get(EXPERT_ACTION)
-    if expert is None:
-        return Imitation([], {}, None)
     if expert.is_floating_point():
         asked, taken = ~expert[..., 0].isnan(), expert.nan_to_num(0.0)
     else:
@@ -341,4 +352,4 @@ def imitation(
     found = log_prob(taken)
     logged = -found.detach().masked_fill(~asked, 0), asked.float()
     named = dict(zip(IMITATION_LOGGED, logged, strict=True))
-    return Imitation([(found, cost * asked)], named, asked)
+    return Imitation((found, cost * asked), named, asked)

@@ -93,19 +93,12 @@ class Schedule:
                     self._on_device[i].fill_(rate)
         self.restore()
 
-    def rates(self, counts: Tensor) -> Tensor | None:
-        """Return learning rates for the minibatches of a pass, [n, groups]; `step` gets a row.
-
-        0 where nothing counts, so nothing moves. None where learning rates are numbers: such
-        minibatches are left out there.
-
-        Args:
-            counts: [n] flags, `counts` of a Pass.
-        """
-        return self._on_device * counts.unsqueeze(1) if self._static else None
+    def rates(self, counts: Tensor) -> Tensor:
+        """Return `rates` of a Pass in a CUDA graph, of its `counts`."""
+        return self._on_device * counts.unsqueeze(1)
 
     def step(self, rates: Tensor) -> None:
-        """Set the learning rates of a minibatch, [groups] of `rates`."""
+        """Set the learning rates of a minibatch, [groups]."""
         for group, rate in zip(self._groups, rates.unbind(), strict=True):
             group["lr"] = rate
 
@@ -208,8 +201,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
     @torch.no_grad()
     def _rows(self, batch: Rollout) -> Rows:
         """Return inputs, columns and weights of all rows; keep the scalars of the batch."""
-        arrays = self._completed(batch.arrays)
-        batch = Rollout(arrays, [])
+        arrays = batch.arrays
         length, envs = arrays["step_type"].shape
         obs = {name: x.flatten(0, 1) for name, x in observed(arrays).items()}
         action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
@@ -324,10 +316,6 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
             total: sums over minibatches as the stages add them, last the number that count.
             batch_scalars: last result of `_learnable`.
         """
-
-    def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the arrays of a batch; an algorithm may add some."""
-        return arrays
 
     def _rounds(self) -> Sequence[Round]:
         """Return the rounds of an update: each makes all passes, one round after the other."""

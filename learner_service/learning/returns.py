@@ -168,11 +168,13 @@ def moments_by_slice(
         [S] means and [S] variances; 0 where no row counts.
     """
     sums, counts = sharing @ (x * counted).sum(0), sharing @ counted.sum(0)
-    group.sum_([sums, counts])
+    if group.size > 1:
+        group.sum_([sums, counts])
     counts = counts.clamp_min(1)
     mean = sums / counts
     squares = sharing @ ((x - of_agents(mean, sharing)).square() * counted).sum(0)
-    group.sum_([squares])
+    if group.size > 1:
+        group.sum_([squares])
     return mean, squares / counts
 
 
@@ -287,7 +289,8 @@ class ValueNorm(nn.Module):
             self._sharing @ x.sum(0)
             for x in (counted, returns * counted, returns.square() * counted)
         )
-        group.sum_([counts, sums, squares])
+        if group.size > 1:
+            group.sum_([counts, sums, squares])
         fresh, counts = (1 - self._decay) * (counts > 0).float(), counts.clamp_min(1)
         self.mean.lerp_(sums / counts, fresh)
         self.square.lerp_(squares / counts, fresh)

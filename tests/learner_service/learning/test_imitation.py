@@ -40,24 +40,16 @@ def make(name: str, spec: EnvSpec, **options: Any) -> Algorithm[Any]:
 
 def test_the_loss_by_hand() -> None:
     log_pi = torch.tensor([[0.2, 0.8], [0.5, 0.5]]).log()  # of two rows of one agent
-    columns = {EXPERT_ACTION: torch.tensor([[1], [-1]])}
+    expert = torch.tensor([[1], [-1]])
     share = torch.tensor([[0.5], [0.5]])
-    found = imitation(columns, lambda u: log_pi.gather(1, u), -share)
-    ((value, weight),) = found.terms
+    found = imitation(expert, lambda u: log_pi.gather(1, u), -share)
+    value, weight = found.term
     # Half of -log 0.8, and nothing of the row that was not told.
     assert float((value * weight).sum()) == pytest.approx(-0.5 * math.log(0.8))
     loss, was_told = found.logged.values()
     torch.testing.assert_close(loss, torch.tensor([[-math.log(0.8)], [0.0]]))
     assert was_told.tolist() == [[1.0], [0.0]]
-    assert found.without_expert_rows(share).tolist() == [[0.0], [0.5]]
-
-
-def test_without_an_expert_nothing_changes() -> None:
-    share = torch.ones(3, 2)
-    found = imitation({}, lambda u: u.float(), -share)
-    assert found.terms == []
-    assert found.without_expert_rows(share) is share
-    assert found.logged == {}
+    assert found.expert_mask.tolist() == [[True], [False]]
 
 
 def policy_probabilities(algorithm: Algorithm[Any], observation: dict[str, Tensor]) -> Tensor:
