@@ -15,7 +15,7 @@ def test_a_notice_is_said_once_per_kind_and_subject() -> None:
     assert notices.take() == []
 
 
-def test_the_last_of_many_notices_says_that_further_ones_are_left_out() -> None:
+def test_the_last_notice_says_that_others_are_left_out() -> None:
     notices = Notices()
     for number in range(100):
         notices.say("cast", str(number), f"text of {number}")
