@@ -1,4 +1,4 @@
-"""The environment plug-in `formation`: UAVs fly round an obstacle to a goal, after their leader.
+"""A leader and its followers fly to a goal in formation: the environment plug-in `formation`.
 
 The task of the leader-follower MASAC programs that build on `path_env` (docs/formation.md says what
 they do differently), for N copies at once. Lengths are pixels, time is steps: x grows to the right,

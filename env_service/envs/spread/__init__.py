@@ -1,9 +1,10 @@
-"""The environment plug-in `spread`: n agents cover n landmarks without bumping into each other.
+"""Agents cover landmarks together: the environment plug-in `spread`.
 
-The `simple_spread_v3` of the multi-agent particle environments (Lowe et al. 2017, "Multi-Agent
-Actor-Critic for Mixed Cooperative-Competitive Environments", arXiv:1706.02275; mpe2), for N copies
-at once. Positions are meters in a square of side 2, a step lasts 0.1 s. Agents are discs of radius
-0.15 m and mass 1 kg with a double integrator's dynamics; overlapping discs push each other away.
+Cooperative navigation, the `simple_spread_v3` of the multi-agent particle environments (Lowe et al.
+2017, "Multi-Agent Actor-Critic for Mixed Cooperative-Competitive Environments", arXiv:1706.02275;
+mpe2), for N copies at once, where agents pay for bumping into each other. Positions are meters in a
+square of side 2, a step lasts 0.1 s. Agents are discs of radius 0.15 m and mass 1 kg with a double
+integrator's dynamics; overlapping discs push each other away.
 
 Everything is held with the copies last, [.., N], so that every operation runs along contiguous
 memory; only what is returned is turned to [N, A, ...].
