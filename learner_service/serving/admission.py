@@ -149,7 +149,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         rank: number of this learner among those of its run.
         size: learners of the run.
         streams: streams that have a place.
-        stopping: why no stream is admitted any more; set from outside, empty before.
+        stopping: reason for which no stream is admitted any more; set from outside, empty before.
     """
 
     config: LearnerConfig

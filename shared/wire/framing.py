@@ -68,11 +68,12 @@ class Frame:
         Args:
             kind: message on the stream, with a oneof.
             field: name of this message in the oneof.
-            numbers: how many fixed64 fields it has (sequence, policy_version).
+            numbers: number of its fixed64 fields (sequence, policy_version).
             size: bytes of the arrays.
             part: number of the part, from 0, if the arrays are one.
         """
-        self._kind, self._field, self.size = kind, field, size
+        self._kind, self._field = kind, field
+        self.size = size
         self._tail = _PART + part.to_bytes(4, "little") if part else b""  # protobuf omits zeros
         arrays = bytes([(numbers + 1) << 3 | 2]) + varint(size)
         inner = 9 * numbers + len(arrays) + size + len(self._tail)
