@@ -37,12 +37,6 @@ def test_a_score_that_lacks_seeds_is_not_compared() -> None:
     assert _row(2.6, 3)._replace(wanted=5).verdict() == "not complete: 3 of 5 seeds"
 
 
-def test_dynamics_are_no_reason_of_a_score_in_the_same() -> None:
-    row = _row(1, 1.4, REASONS["A5", "qmix"])._replace(other_dynamics=True)
-    assert row.verdict().startswith("lower: 2.8 by the order of motion")
-    assert row._replace(alike=row.ours).verdict() == "lower: not known"
-
-
 def test_every_committed_lower_score_has_its_reason() -> None:
     found = rows(RESULTS)
     assert {row.title.split()[0] for row in found} >= {"A1", "A2", "A4", "A5", "A8"}
