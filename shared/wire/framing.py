@@ -70,7 +70,7 @@ class Frame:
             field: name of this message in the oneof.
             numbers: number of its fixed64 fields (sequence, policy_version).
             size: bytes of the arrays.
-            part: number of the part, from 0, if the arrays are one.
+            part: number of the part, from 0; 0 also for arrays in one message.
         """
         self._kind, self._field = kind, field
         self.size = size

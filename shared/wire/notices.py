@@ -65,11 +65,12 @@ class Notices:
 
     def say(self, kind: str, subject: str, text: str) -> None:
         """Keep and log a notice, unless one of its kind and subject was given before."""
+        if (kind, subject) not in self._said and len(self._said) == self.most - 1:
+            text = f"{self.most - 1} notices were given; further ones are left out, first: {text}"
+            # Not the key of a sender's last notice, whose limit is another one.
+            kind, subject = "left_out", f"notices after {self.most - 1}"
         if (kind, subject) in self._said or len(self._said) >= self.most:
             return
-        if len(self._said) == self.most - 1:
-            text = f"{self.most - 1} notices were given; further ones are left out, first: {text}"
-            kind, subject = "left_out", "notices"
         notice = Notice(kind, _line(subject, _SUBJECT_CHARACTERS), _line(text, _TEXT_CHARACTERS))
         self._said[kind, subject] = notice
         self.pending.append(notice)
