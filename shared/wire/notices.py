@@ -69,7 +69,10 @@ class Notices:
             return
         if len(self._said) == self.most - 1:
             text = f"{self.most - 1} notices were given; further ones are left out, first: {text}"
-            kind, subject = "left_out", "notices"
+            # Not the subject of a smaller collector, whose last notice may be among these.
+            kind, subject = "left_out", f"notices after {self.most - 1}"
+            if (kind, subject) in self._said:
+                return
         notice = Notice(kind, _line(subject, _SUBJECT_CHARACTERS), _line(text, _TEXT_CHARACTERS))
         self._said[kind, subject] = notice
         self.pending.append(notice)
