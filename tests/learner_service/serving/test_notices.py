@@ -7,7 +7,14 @@ import pytest
 
 from murmur.learner_service.telemetry.metrics import NoticeLog
 from murmur.shared.process.errors import WireError
-from murmur.shared.wire.notices import FILE, Notice, pack_notices, read_notices, unpack_notices
+from murmur.shared.wire.notices import (
+    FILE,
+    Notice,
+    Notices,
+    pack_notices,
+    read_notices,
+    unpack_notices,
+)
 from tests.learner_service.images.test_supply import Supplier, config
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, row, vector_spec
@@ -69,3 +76,16 @@ def test_a_resumed_run_says_nothing_twice(tmp_path: Path) -> None:
         log.add([CAST])
     assert counted == ["cast"]
     assert read_notices(tmp_path / FILE) == [CAST]
+
+
+def test_a_run_keeps_few_notices_if_a_session_left_some_out(tmp_path: Path) -> None:
+    counted: list[str] = []
+    session, log = Notices(), NoticeLog(counted.append)
+    log.keep_in(tmp_path)
+    for number in range(100):
+        session.say("cast", f"of the session {number}", "text")
+    log.add(session.take())
+    log.add(Notice("cast", str(number), "text") for number in range(400))
+    kept = read_notices(tmp_path / FILE)
+    assert len(kept) == len(counted) == NoticeLog.most
+    assert kept[-1].text.startswith("255 notices were given; further ones are left out")
