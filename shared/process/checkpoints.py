@@ -9,8 +9,14 @@ _NAME = re.compile(r"update-\d+\.pt", re.ASCII)
 
 
 def numbered_checkpoints(folder: Path) -> list[Path]:
-    """Return the files update-<n>.pt of a folder, the oldest first."""
-    found = [path for path in folder.glob("update-*.pt") if _NAME.fullmatch(path.name)]
+    """Return the files update-<n>.pt of a folder, the oldest first; none where it is missing.
+
+    Raises:
+        OSError: if the folder cannot be read; a run that took it for empty would start anew.
+    """
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, key=updates_of)
 
 
