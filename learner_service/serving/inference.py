@@ -132,13 +132,12 @@ class ServingStats:
             finished = int(last.sum())
             self.progress.episodes += finished
             self.metrics.counter("episodes", mode="train").inc(finished)
-            returns, untrained = session.episode_return[last], session.untrained[last]
-            self.progress.finish_returns(returns.tolist(), untrained.tolist())
+            self.progress.finish_returns(session.episode_return[last], session.untrained[last])
             if self.curriculum is not None:
                 self.curriculum.note(session.begun, last, session.episode_return, timestep.metrics)
             for name, values in timestep.metrics.items():
                 if name != "return":
-                    self.progress.finish_episode(name, values[last].tolist())
+                    self.progress.finish_episode(name, values[last])
         if aborted := int((step_type == _ABORTED).sum()):
             self.metrics.counter("episodes_dropped", reason="environment").inc(aborted)
         session.episode_return[session.over], session.untrained[session.over] = 0, untrained

@@ -35,7 +35,7 @@ from murmur.shared.wire.timestep import Array, StepType, TimeStep
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 _LEVEL = 1e-4  # no lead, but rounding: thirds of a reward do not add up to it
 
-Points = Callable[[str, Sequence[float]], None]
+Points = Callable[[str, NDArray[np.float64]], None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -172,7 +172,7 @@ class League:
                 if opponent is not None:
                     with self._judging:
                         opponent.record_result(points, self._memory)
-                note("points_past" if opponent else "points_latest", [points])
+                note("points_past" if opponent else "points_latest", np.array([points]))
 
     def play(
         self,

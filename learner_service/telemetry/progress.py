@@ -5,13 +5,13 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -100,26 +100,28 @@ class Progress:
         """Training time, over all restarts, in seconds."""
         return self._seconds_before + time.monotonic() - self._started
 
-    def finish_episode(self, name: str, values: Sequence[float]) -> None:
+    def finish_episode(self, name: str, values: NDArray[np.floating[Any]]) -> None:
         """Note results of finished episodes."""
         recent = self.recent.get(name)
         if recent is None:
             recent = self.recent.setdefault(name, deque(maxlen=_RECENT_EPISODES))
-        recent.extend(values)
+        recent.extend(values.tolist())
 
-    def finish_returns(self, returns: Sequence[float], untrained: Sequence[bool]) -> None:
+    def finish_returns(
+        self, returns: NDArray[np.floating[Any]], untrained: NDArray[np.bool_]
+    ) -> None:
         """Note returns of finished episodes, which are in `episodes` already.
 
         Args:
-            returns: return of each episode.
-            untrained: whether each episode began before the first update.
+            returns: [n] returns.
+            untrained: [n] bool, whether the episode began before the first update.
         """
         self.finish_episode("return", returns)
-        for value, began_untrained in zip(returns, untrained, strict=True):
-            if not began_untrained and self.episodes > _FIRST_EPISODES:
-                self.trained_episodes += 1
-            elif len(self.untrained) < _UNTRAINED_EPISODES:
-                self.untrained.append(value)
+        if self.episodes <= _FIRST_EPISODES:
+            untrained = np.ones_like(untrained)
+        room = _UNTRAINED_EPISODES - len(self.untrained)
+        self.untrained += returns[untrained][:room].tolist()
+        self.trained_episodes += int((~untrained).sum())
 
     def latest(self, name: str) -> list[float]:
         """Return results of the latest trained episodes: of the later half, up to 100."""
