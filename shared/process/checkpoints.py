@@ -12,7 +12,7 @@ def numbered_checkpoints(folder: Path) -> list[Path]:
     """Return the files update-<n>.pt of a folder, the oldest first; none where it is missing.
 
     Raises:
-        OSError: if the folder cannot be read; a run that took it for empty would start anew.
+        OSError: if the folder cannot be read; a run that took it for empty would start again.
     """
     if not folder.is_dir():
         return []
