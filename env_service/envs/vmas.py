@@ -130,7 +130,7 @@ class Vmas(VectorEnvironment):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """Advance all copies, then restart those that `restart` marks; see VectorEnvironment."""
+        """Advance all copies, then restart each copy that `restart` marks."""
         starting = np.flatnonzero(restart)
         self._steps += 1
         self._steps[starting] = 0

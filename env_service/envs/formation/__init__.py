@@ -163,8 +163,8 @@ class Formation(VectorEnvironment):
     50 px from the leader):
         success, collision, timeout: 1 for the cause of the episode's end, else 0.
         formation: share of followers in formation, averaged over rows.
-        formation_joined: the same, of each follower's rows from its first one in formation on;
-            0 if there are none.
+        formation_joined: share of rows in formation, of each follower's rows from its first one
+            in formation on; 0 if there are none.
         formation_all: share of rows with all followers in formation.
         steps: number of rows.
 
@@ -208,7 +208,7 @@ class Formation(VectorEnvironment):
         self._joined = np.zeros((a - 1, n), np.bool_)  # in formation, now or before
         self._steps = np.zeros(n, np.int32)
         # Rows: the first two summed over followers, the third with all of them in formation.
-        self._near_rows, self._joined_rows, self._all_rows = np.zeros((3, n), np.int32)
+        self._counts = np.zeros((3, n), np.int32)  # followers near, those joined, rows all near
 
         self._rewards = np.zeros((a, n), np.float32)
         self._seen = np.zeros((width, a, n), np.float32)
@@ -219,7 +219,7 @@ class Formation(VectorEnvironment):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """Advance every copy, then restart those that `restart` marks; see VectorEnvironment."""
+        """Advance every copy, then restart each copy that `restart` marks."""
         self._move(action)
         starting = np.flatnonzero(restart)
         if starting.size:
@@ -247,18 +247,18 @@ class Formation(VectorEnvironment):
         timestep.reward[starting] = 0
         # Followers may join on FIRST, which is not counted itself.
         self._joined |= self._near
-        self._near_rows += self._near.sum(axis=0, dtype=np.int32)
-        self._joined_rows += self._joined.sum(axis=0, dtype=np.int32)
-        self._all_rows += self._near.all(axis=0)
-        for count in (self._near_rows, self._joined_rows, self._all_rows):
-            count[starting] = 0
+        near, joined, all_near = self._counts
+        near += self._near.sum(axis=0, dtype=np.int32)
+        joined += self._joined.sum(axis=0, dtype=np.int32)
+        all_near += self._near.all(axis=0)
+        self._counts[:, starting] = 0
         m, rows = timestep.metrics, np.maximum(self._steps, 1)
         m["success"][:] = success
         m["collision"][:] = collision
         m["timeout"][:] = timeout
-        m["formation"][:] = self._near_rows / (rows * self._config.num_followers)
-        m["formation_joined"][:] = self._near_rows / np.maximum(self._joined_rows, 1)
-        m["formation_all"][:] = self._all_rows / rows
+        m["formation"][:] = near / (rows * self._config.num_followers)
+        m["formation_joined"][:] = near / np.maximum(joined, 1)
+        m["formation_all"][:] = all_near / rows
         m["steps"][:] = self._steps
         if self._config.observation == "reference":
             self._observe_reference()

@@ -122,7 +122,7 @@ class Spread(VectorEnvironment):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """Advance every copy, then restart those that `restart` marks; see VectorEnvironment."""
+        """Advance every copy, then restart each copy that `restart` marks."""
         self._move(action)
         (starting,) = restart.nonzero()
         if starting.size:
