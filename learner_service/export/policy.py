@@ -15,10 +15,10 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ from murmur.shared.wire.spec import (
 from murmur.shared.wire.timestep import Array
 
 Format = Literal["onnx", "torch-export", "safetensors"]
+Arrays: TypeAlias = Mapping[str, Array]
 SUFFIX: dict[Format, str] = {
     "onnx": ".onnx",
     "torch-export": ".pt2",
@@ -59,22 +60,20 @@ _OUTPUTS = ("action", "logits", "mean", NEXT_MEMORY)
 FORMAT_VERSION = 1
 _CPU = torch.device("cpu")
 _EXAMPLE_ROWS = 3  # neither 0 nor 1, which tracing would take for constants
-_CHECK_ROWS = 64
-_TOLERANCE = 1e-4  # relative and absolute, between PyTorch and ONNX Runtime in fp32
+_CHECKED = (1, 64)  # rows
+_TOLERANCE = 1e-4
 
 
 class GreedyPolicy(nn.Module):
     """Policy in operation, as a module: observations by name -> outputs by name."""
 
-    def __init__(
-        self, policy: Policy, *, marks: bool = True, factors: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, policy: Policy, factors: tuple[int, ...], *, marks: bool = True) -> None:
         """Take over the policy's networks; it must be on the CPU and in fp32.
 
         Args:
             policy: the policy.
+            factors: number of alternatives of each choice of an action.
             marks: mark the actions of rows with impossible inputs.
-            factors: number of alternatives of each choice of an action; empty: masks are of one.
         """
         super().__init__()
         self._policy = policy
@@ -96,13 +95,10 @@ class GreedyPolicy(nn.Module):
         return {name: acted[name] for name in _OUTPUTS if name in acted}
 
 
-def _marked(
-    action: Tensor, observation: Mapping[str, Tensor], factors: tuple[int, ...] = ()
-) -> Tensor:
+def _marked(action: Tensor, observation: Mapping[str, Tensor], factors: tuple[int, ...]) -> Tensor:
     """Actions [B, A, ...], -1 or NaN in rows with NaN, infinity or an agent without an action."""
     possible = [x.isfinite() for x in observation.values() if x.is_floating_point()]
     if (mask := observation.get(ACTION_MASK)) is not None:
-        factors = factors or (mask.shape[-1],)
         for start, count in zip(factor_starts(factors), factors, strict=True):
             possible.append((mask[..., start : start + count] != 0).any(-1))
     if not possible:
@@ -126,6 +122,42 @@ class Exported:
     path: Path
     about: dict[str, Any]
     difference: float
+
+
+class Check(NamedTuple):
+    """Comparison of a file with the module that it was exported from.
+
+    Attributes:
+        samples: inputs by name.
+        pairs: function of the module's outputs and the file's that returns what must be equal.
+        tolerance: relative and absolute, between PyTorch and ONNX Runtime in fp32.
+    """
+
+    samples: Iterable[dict[str, Tensor]]
+    pairs: Callable[[Arrays, Arrays], dict[str, tuple[Array, Array]]]
+    tolerance: float
+
+    def difference(self, module: nn.Module, path: Path) -> float:
+        """Read the file, run it and the module on the samples; return the largest difference.
+
+        Raises:
+            ResourceError: if they differ by more than rounding.
+        """
+        run, difference = load_exported(path), 0.0
+        for given in self.samples:
+            with torch.no_grad():
+                ours = {name: x.numpy() for name, x in module(given).items()}
+            theirs = run({name: x.numpy() for name, x in given.items()})
+            for name, (wanted, got) in self.pairs(ours, theirs).items():
+                if not np.allclose(wanted, got, rtol=self.tolerance, atol=self.tolerance):
+                    raise ResourceError(
+                        f"{path} gives other values of '{name}' than what was exported: PyTorch "
+                        f"{torch.__version__} and the format's tools do not fit each other; see "
+                        "docs/export.md for versions"
+                    )
+                apart = np.abs(np.nan_to_num(wanted) - np.nan_to_num(got))
+                difference = max(difference, float(apart.max()))
+        return difference
 
 
 def load_policy(
@@ -172,13 +204,14 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
             the file cannot be written, or does not do what the policy does.
     """
     policy, spec, config = load_policy(state, source)
-    memory_size = getattr(policy, "memory_size", 0)
+    memory_size, factors = getattr(policy, "memory_size", 0), action_factors(spec.action)
+    unmarked, module = (GreedyPolicy(policy, factors, marks=marks) for marks in (False, True))
+    rows = {0: torch.export.Dim("rows", min=1)}
     example = random_observations(spec, _EXAMPLE_ROWS, 0, memory_size)
-    factors = action_factors(spec.action)
-    unused = _unused_inputs(_trace(policy, example, factors, marks=False), tuple(example))
+    program = trace(unmarked, example, dict.fromkeys(example, rows))
+    unused = _unused_inputs(program, tuple(example))
     # Such as the global state, which only critics see.
     example = {name: value for name, value in example.items() if name not in unused}
-    program = _trace(policy, example, factors)
     about = {
         "format": FORMAT_VERSION,
         "algorithm": config.algorithm.name,
@@ -193,38 +226,40 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
             {"name": name, "dtype": str(x.dtype).removeprefix("torch."), "shape": [*x.shape[1:]]}
             for name, x in example.items()
         ],
-        "outputs": [name for name in _OUTPUTS if name in policy_outputs(policy, example, factors)],
+        "outputs": list(module(example)),
     }  # shapes without the leading rows
-    return write_exported(
-        GreedyPolicy(policy),
-        program,
-        example,
-        kind,
-        path,
-        about,
-        lambda: _compare(policy, spec, memory_size, path, about),
-    )
+
+    def pairs(ours: Arrays, theirs: Arrays) -> dict[str, tuple[Array, Array]]:
+        found = {name: (array, theirs[name]) for name, array in ours.items()}
+        if "logits" in ours:  # of two equally good actions either will do
+            found["action"] = _with_logits(factors, ours["logits"], found["action"])
+        return found
+
+    every = (random_observations(spec, n, seed, memory_size) for seed, n in enumerate(_CHECKED, 1))
+    samples = ({name: given[name] for name in example} for given in every)
+    sizes, check = dict.fromkeys(example, rows), Check(samples, pairs, _TOLERANCE)
+    return write_exported(module, example, sizes, kind, path, about, check)
 
 
 def write_exported(
     module: nn.Module,
-    program: torch.export.ExportedProgram,
     example: dict[str, Tensor],
+    sizes: dict[str, dict[int, Any]],
     kind: Format,
     path: Path,
     about: dict[str, Any],
-    compare: Callable[[], float],
+    check: Check,
 ) -> Exported:
     """Write a module or its weights with `about`, read the file back, and compare what both do.
 
     Args:
         module: module to export.
-        program: its computation.
         example: inputs by name.
+        sizes: dimensions that may change, by name of an input.
         kind: the format.
         path: the file to write.
         about: description of the file, which names its outputs.
-        compare: returns the largest difference between the file and the module.
+        check: comparison of the file with the module.
 
     Raises:
         ConfigError: if the format cannot hold it, or the file cannot be written.
@@ -233,10 +268,10 @@ def write_exported(
     if kind == "safetensors":
         _write_weights(module, path, about)
         return Exported(path, about, 0.0)
-    onnx = kind == "onnx"
+    program, onnx = trace(module, example, sizes), kind == "onnx"
     data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
     write_output(path, data)
-    return Exported(path, about, compare())
+    return Exported(path, about, check.difference(module, path))
 
 
 def _write_weights(module: nn.Module, path: Path, about: dict[str, Any]) -> None:
@@ -268,14 +303,6 @@ def _described(action: ActionSpec) -> dict[str, Any]:
     return {"kind": type(action).__name__.lower(), **found}
 
 
-def policy_outputs(
-    policy: Policy, observation: Mapping[str, Tensor], factors: tuple[int, ...] = ()
-) -> dict[str, Tensor]:
-    """Return the policy's own outputs for these inputs; `factors`: see GreedyPolicy."""
-    outputs: dict[str, Tensor] = GreedyPolicy(policy, factors=factors)(dict(observation))
-    return outputs
-
-
 def random_observations(
     spec: EnvSpec, rows: int, seed: int, memory_size: int = 0
 ) -> dict[str, Tensor]:
@@ -304,19 +331,6 @@ def random_observations(
     if memory_size:
         found[MEMORY] = random.normal(size=(rows, spec.num_agents, memory_size)).astype("float32")
     return {name: torch.from_numpy(array) for name, array in found.items()}
-
-
-def _trace(
-    policy: Policy,
-    example: dict[str, Tensor],
-    factors: tuple[int, ...],
-    *,
-    marks: bool = True,
-) -> torch.export.ExportedProgram:
-    """The policy's computation for any number of rows."""
-    rows = torch.export.Dim("rows", min=1)
-    module = GreedyPolicy(policy, marks=marks, factors=factors)
-    return trace(module, example, {name: {0: rows} for name in example})
 
 
 def trace(
@@ -382,36 +396,6 @@ def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0][:300]
-
-
-def _compare(
-    policy: Policy, spec: EnvSpec, memory_size: int, path: Path, about: dict[str, Any]
-) -> float:
-    """Read the file, run it and the policy on the same observations; the largest difference.
-
-    Raises:
-        ResourceError: if they differ by more than rounding.
-    """
-    difference, factors = 0.0, action_factors(spec.action)
-    run = load_exported(path)
-    for seed, rows in ((1, 1), (2, _CHECK_ROWS)):
-        every = random_observations(spec, rows, seed, memory_size)
-        given = {i["name"]: every[i["name"]] for i in about["inputs"]}
-        wanted = {k: v.numpy() for k, v in policy_outputs(policy, given, factors).items()}
-        got = run({name: x.numpy() for name, x in given.items()})
-        pairs = {name: (array, got[name]) for name, array in wanted.items()}
-        if "logits" in wanted:  # of two equally good actions either will do
-            both = wanted["action"], got["action"]
-            pairs["action"] = _with_logits(factors, wanted["logits"], both)
-        for name, (ours, theirs) in pairs.items():
-            if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE):
-                raise ResourceError(
-                    f"{path} gives another {name} than the policy: PyTorch {torch.__version__} "
-                    "and the format's tools do not fit each other; see docs/export.md for versions"
-                )
-            apart = np.abs(np.nan_to_num(ours) - np.nan_to_num(theirs))
-            difference = max(difference, float(apart.max()))
-    return difference
 
 
 def _with_logits(

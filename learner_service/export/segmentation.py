@@ -6,7 +6,6 @@ Its input is "image", uint8 [rows, 3, height, width] of any size; its outputs ar
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +22,23 @@ from murmur.learner_service.checkpoint.contents import (
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
     FORMAT_VERSION,
+    Check,
     Exported,
     Format,
-    load_exported,
-    trace,
     write_exported,
 )
 from murmur.learner_service.layers.resizing import picture_weights, resize
 from murmur.learner_service.learning.supervised import build_supervised, image_size
 from murmur.learner_service.learning.supervised_network import NetworkPolicy
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.process.errors import CheckpointError, ResourceError
+from murmur.shared.process.errors import CheckpointError
 from murmur.shared.wire.samples import IMAGE, MASK, SampleSpec
 
 _CPU = torch.device("cpu")
 _BYTE = 255.0
 _EXAMPLE = (2, 3, 70, 90)  # no side that tracing would take for a constant
 _CHECKED = ((1, 3, 61, 47), (3, 3, 150, 170))
-_TOLERANCE = 1e-3  # relative and absolute, between logits of PyTorch and ONNX Runtime in fp32
+_TOLERANCE = 1e-3  # of logits
 _LOGITS = "logits"
 
 
@@ -145,11 +143,10 @@ def export_segmentation(
     example = {IMAGE: _picture(_EXAMPLE, 0)}
     height, width = (torch.export.Dim(side, min=2, max=8192) for side in ("height", "width"))
     sides = {0: torch.export.Dim("rows", min=1), 2: height, 3: width}
-    program = trace(trained.segmenter, example, {IMAGE: sides})
     about = _description(trained, source, state["progress"]["updates"])
-    segmenter = trained.segmenter
-    compare = partial(_compare, segmenter, path)
-    return write_exported(segmenter, program, example, kind, path, about, compare)
+    samples = ({IMAGE: _picture(shape, seed)} for seed, shape in enumerate(_CHECKED))
+    check = Check(samples, lambda o, t: {_LOGITS: (o[_LOGITS], t[_LOGITS])}, _TOLERANCE)
+    return write_exported(trained.segmenter, example, {IMAGE: sides}, kind, path, about, check)
 
 
 def _picture(shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -170,24 +167,3 @@ def _description(trained: Trained, source: str, updates: int) -> dict[str, Any]:
         "outputs": [MASK, _LOGITS],
         "classes": list(trained.spec.classes),
     }
-
-
-def _compare(segmenter: Segmenter, path: Path) -> float:
-    """Largest difference of logits between the file and the network, for pictures of two sizes.
-
-    Raises:
-        ResourceError: if they differ by more than rounding.
-    """
-    run, difference = load_exported(path), 0.0
-    for seed, shape in enumerate(_CHECKED):
-        image = _picture(shape, seed)
-        with torch.inference_mode():
-            ours = segmenter({IMAGE: image})[_LOGITS].numpy()
-        theirs = run({IMAGE: image.numpy()})[_LOGITS]
-        if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE):
-            raise ResourceError(
-                f"{path} gives other logits than the network: PyTorch {torch.__version__} and the "
-                "format's tools do not fit each other; see docs/export.md for versions"
-            )
-        difference = max(difference, float(np.abs(ours - theirs).max()))
-    return difference

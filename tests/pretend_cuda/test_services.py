@@ -14,14 +14,15 @@ from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device import cuda_graph
 from murmur.learner_service.device.cuda_graph import WARM_UP_CALLS
 from murmur.learner_service.export.policy import (
+    GreedyPolicy,
     export_policy,
     load_policy,
-    policy_outputs,
     random_observations,
 )
 from murmur.learner_service.loop import Learner
 from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.staging import PackedStaging
+from murmur.shared.wire.spec import action_factors
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun
@@ -335,7 +336,7 @@ def test_a_policy_trained_there_acts_on_the_cpu(case: Case, tmp_path: Path) -> N
         _, state = CheckpointFolder(tmp_path, 2).load_latest()
         policy, spec, _ = load_policy(state)
         given = random_observations(spec, 3, 0, policy.memory_size)
-        outputs = policy_outputs(policy, given)
+        outputs = GreedyPolicy(policy, action_factors(spec.action))(given)
         assert {x.device.type for x in outputs.values()} == {"cpu"}
     assert_clean(cuda)
 

@@ -374,7 +374,7 @@ def test_weights_alone_are_those_of_the_policy(tmp_path: Path) -> None:
     with safetensors.safe_open(done.path, "pt") as file:
         assert json.loads(file.metadata()["murmur"]) == json.loads(json.dumps(done.about))
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    wanted = GreedyPolicy(load_policy(state)[0]).state_dict()
+    wanted = GreedyPolicy(load_policy(state)[0], ()).state_dict()
     assert weights.keys() == wanted.keys()
     assert weights
     for name, tensor in wanted.items():
