@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from murmur.learner_service.layers.building import NORMALISE
 from murmur.learner_service.layers.stacked import sharing_agents
-from murmur.learner_service.preprocess.running_moments import CLIPPED, RunningMoments
+from murmur.learner_service.preprocess.running_moments import RunningMoments
 from murmur.learner_service.preprocess.transform import (
     Transform,
     reward_of,
@@ -109,18 +109,8 @@ class NormalizeObservations(nn.Module, Transform):
             self._of(name).update(rows, weight, self._group)
 
     @override
-    def scalars(self) -> dict[str, Tensor]:
-        clipped = torch.stack([self._of(name).clipped for name in self._arrays]).sum()
-        return {CLIPPED + "observation": clipped}
-
-    @override
-    def outliers(self) -> dict[str, str]:
-        found = {}
-        for name, array in self._arrays.items():
-            text = self._of(name).outlier_text(array.shape, array.per_agent)
-            if text:
-                found[f"observation '{name}'"] = text
-        return found
+    def statistics(self) -> dict[str, RunningMoments]:
+        return {f"observation '{name}'": self._of(name) for name in self._arrays}
 
     def _of(self, name: str) -> RunningMoments:
         found = self.moments[_key(name)]
@@ -200,10 +190,5 @@ class NormalizeRewards(Transform):
         return {"reward_norm": self._moments}
 
     @override
-    def scalars(self) -> dict[str, Tensor]:
-        return {CLIPPED + "reward": self._moments.clipped}
-
-    @override
-    def outliers(self) -> dict[str, str]:
-        text = self._moments.outlier_text((), per_agent=True)
-        return {"reward": text} if text else {}
+    def statistics(self) -> dict[str, RunningMoments]:
+        return {"reward": self._moments}

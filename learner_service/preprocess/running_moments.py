@@ -198,12 +198,8 @@ class RunningMoments(nn.Module):
             found = (square + _EPSILON).rsqrt()
             scale.view_as(sums).copy_(found.where(begun, 1.0))
 
-    def outlier_text(self, shape: tuple[int, ...], per_agent: bool) -> str:
+    def outlier_text(self) -> str:
         """Describe the value that the last update clipped most; waits for the device.
-
-        Args:
-            shape: shape of a row of one agent.
-            per_agent: whether rows are of agents, else one row is of all.
 
         Returns:
             an empty text if nothing was clipped.
@@ -213,10 +209,10 @@ class RunningMoments(nn.Module):
         clipped, at, came, taken = to_host([self.clipped, *self.outlier])
         if not clipped:
             return ""
-        row = self._set.numel(), *shape
+        row = len(self._set), *self.mean.shape[1:]
         agent, *index = np.unravel_index(int(at) % math.prod(row), row)
-        of = f" of agent {agent}" if per_agent else ""
-        where = f" at index {[int(i) for i in index]}" if shape else ""
+        of = f" of agent {agent}" if len(self._set) > 1 else ""
+        where = f" at index {[int(i) for i in index]}" if index else ""
         return f"{float(came):g}{of}{where} counts as {float(taken):.3g}"
 
     def _plausible(self, rows: Tensor, weight: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.running_moments import CLIPPED, RunningMoments
 from murmur.learner_service.storage.frames import Frames
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.rollout import Rollout
@@ -72,12 +73,8 @@ class Transform:
     def publish(self, snapshot: "Transform") -> None:
         """Copy what was learned into a snapshot."""
 
-    def scalars(self) -> dict[str, Tensor]:
-        """Return scalars on the device, for logs."""
-        return {}
-
-    def outliers(self) -> dict[str, str]:
-        """Describe what the last batch clipped, by what it is of; waits for the device."""
+    def statistics(self) -> dict[str, RunningMoments]:
+        """Return running statistics by what they are of: "reward", "observation 'name'"."""
         return {}
 
 
@@ -156,13 +153,22 @@ class Transforms:
         for part, copy in zip(acting, snapshot.parts, strict=True):
             part.publish(copy)
 
+    def statistics(self) -> dict[str, RunningMoments]:
+        """Return running statistics by what they are of; see Transform."""
+        return {what: of for part in self.parts for what, of in part.statistics().items()}
+
     def scalars(self) -> dict[str, Tensor]:
-        """Return scalars on the device, for logs."""
-        return {name: x for part in self.parts for name, x in part.scalars().items()}
+        """Return how many values statistics clipped, for logs: scalars on the device."""
+        found: dict[str, Tensor] = {}
+        for what, moments in self.statistics().items():
+            name = CLIPPED + what.partition(" ")[0]
+            found[name] = found[name] + moments.clipped if name in found else moments.clipped
+        return found
 
     def outliers(self) -> dict[str, str]:
         """Describe what the last batch clipped, by what it is of; waits for the device."""
-        return {name: text for part in self.parts for name, text in part.outliers().items()}
+        texts = {what: moments.outlier_text() for what, moments in self.statistics().items()}
+        return {what: text for what, text in texts.items() if text}
 
 
 def reward_of(batch: Batch) -> Tensor:

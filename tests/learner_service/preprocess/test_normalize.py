@@ -125,11 +125,11 @@ def test_the_outlier_is_named_and_counted() -> None:
     moments = RunningMoments(sharing_agents((0, 0), CPU), (3,))
     x = torch.randn(64, 2, 3, generator=random)
     moments.update(x, torch.ones(64, 2))
-    assert moments.outlier_text((3,), per_agent=True) == ""
+    assert moments.outlier_text() == ""
     x[7, 1, 2], x[9, 0, 0] = 1e4, -300
     moments.update(x, torch.ones(64, 2))
     assert moments.clipped == 2
-    text = moments.outlier_text((3,), per_agent=True)
+    text = moments.outlier_text()
     assert re.fullmatch(r"10000 of agent 1 at index \[2\] counts as \d\d\.\d", text), text
     x[7, 1, 2], x[9, 0, 0] = 0, 0
     moments.update(x, torch.ones(64, 2))
