@@ -28,7 +28,12 @@ from murmur.doctor.machine import ROOT
 from murmur.learner_service.layers.resizing import Resize
 from murmur.learner_service.preprocess.augment import photometry
 from murmur.learner_service.preprocess.augment.shift import RandomShift
-from murmur.learner_service.preprocess.augment.warp import Warp, flip_image, warp_image
+from murmur.learner_service.preprocess.augment.warp import (
+    coordinates,
+    flip_image,
+    sources,
+    warp_image,
+)
 from murmur.results import provenance, require_clean_source, run_command, save_result
 
 _LIMITS = {"time": 1.2, "launches": 1.5}
@@ -55,7 +60,8 @@ def pairs(images: Tensor) -> dict[str, Pair]:
     bright, contrast, saturation = each(0.8, 1.2), each(1.2, 0.8), each(0.9, 1.1)
     sigma = each(0.1, 2.0)
     by = torch.randint(2 * _PAD + 1, (2, n), generator=torch.Generator().manual_seed(0)).to(device)
-    one, warp, shift = torch.ones(n).to(device), Warp(device), RandomShift((), _PAD, device)
+    one, shift = torch.ones(n).to(device), RandomShift((), _PAD, device)
+    pixels = coordinates(device, (height, width))
     half = Resize((height, width), (height // 2, width // 2)).to(device)
     centre = torch.tensor([[(width - 1) / 2, (height - 1) / 2]]).to(device).expand(n, 2)
     both_scales = scale.unsqueeze(1).expand(n, 2)
@@ -65,7 +71,7 @@ def pairs(images: Tensor) -> dict[str, Pair]:
     geometry, enhance, filters = kornia.geometry.transform, kornia.enhance, kornia.filters
 
     def our_warp() -> Tensor:
-        grid = warp.grid((height, width), one, angle, scale, (right, down))
+        grid = sources(pixels, one, angle, scale, (right, down))
         return warp_image(images, grid)
 
     def their_warp() -> Tensor:

@@ -8,6 +8,7 @@ CutMix needs nothing of the kind: its masks are cut as its images are.
 """
 
 from collections.abc import Mapping
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class Mixing(Augment):
         self._from = torch.tensor([[0.0], [mixup]]).to(device)
         self._to = torch.tensor([[mixup], [mixup + cutmix]]).to(device)
         self._beta = torch.tensor([mixup_beta, cutmix_beta]).view(1, 2, 1).to(device)
-        self._pixels: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._centres = cache(partial(_centres, device))
 
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
         """See Augment; adds "mask_b" [B, H, W] uint8 and "mix" [B] float32 if there is MixUp."""
@@ -94,14 +95,13 @@ class Mixing(Augment):
         The rectangle has the image's proportions and the area that does not stay; what of it lies
         beyond the image is cut off, as in the paper.
         """
-        if size not in self._pixels:
-            h, w = size
-            self._pixels[size] = (
-                (torch.arange(w, device=self._device) + 0.5) / w,
-                (torch.arange(h, device=self._device) + 0.5) / h,
-            )
-        x, y = self._pixels[size]
+        x, y = (self._centres(n) for n in reversed(size))
         half = (1 - area).sqrt().unsqueeze(1) / 2
         across = (x - centre[0].unsqueeze(1)).abs() < half
         along = (y - centre[1].unsqueeze(1)).abs() < half
         return along.unsqueeze(2) & across.unsqueeze(1)
+
+
+def _centres(device: torch.device, n: int) -> Tensor:
+    """Centres of n pixels in a row, in shares of its length."""
+    return (torch.arange(n, device=device) + 0.5) / n

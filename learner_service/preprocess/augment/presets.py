@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from murmur.learner_service.preprocess.augment import photometry
 from murmur.learner_service.preprocess.augment.base import Augment, Batch
 from murmur.learner_service.preprocess.augment.draws import Draws, Parameter
 from murmur.learner_service.preprocess.augment.warp import (
-    Warp,
+    coordinates,
     flip_image,
     flip_mask,
+    sources,
     swap_table,
     warp_image,
     warp_mask,
@@ -172,7 +174,7 @@ class SampleAugment(Augment):
         self.strength, self._outside = strength, outside
         found, gates = parameters(strength)
         self._draws = Draws(found, gates, device)
-        self._warp = Warp(device)
+        self._coordinates = cache(partial(coordinates, device))
         self._classes = swap_table(flip_pairs, device)
 
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
@@ -187,7 +189,8 @@ class SampleAugment(Augment):
         if "angle" in drawn:
             size = (image.shape[-2], image.shape[-1])
             shift = drawn["right"], drawn["down"]
-            grid = self._warp.grid(size, flip, drawn["angle"], drawn["scale"], shift)
+            pixels = self._coordinates(size)
+            grid = sources(pixels, flip, drawn["angle"], drawn["scale"], shift)
             image = warp_image(image, grid)
             if mask is not None:
                 mask = warp_mask(mask, grid, flip, self._outside, self._classes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class RandomShift(Augment):
         self._names = tuple(names)
         self._pad = pad
         self._device = device
-        self._edges: dict[int, Tensor] = {}
+        self._indices = cache(partial(_indices, device))
 
     @override
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
@@ -60,19 +61,15 @@ class RandomShift(Augment):
             by: [2, N] int64 shifts from 0 to 2 pad, rows and columns; `pad` shifts by nothing.
         """
         h, w = image.shape[-2:]
-        padded = image.index_select(2, self._edge(h)).index_select(3, self._edge(w))
+        down, across = (self._indices(size, self._pad) for size in (h, w))
+        padded = image.index_select(2, down).index_select(3, across)
         windows = padded.unfold(2, h, 1).unfold(3, w, 1)  # [N, C, rows, columns, H, W], no copy
-        every = self._edge(len(image), pad=0)
-        return windows[every, :, by[0], by[1]]
+        return windows[self._indices(len(image), 0), :, by[0], by[1]]
 
-    def _edge(self, size: int, pad: int | None = None) -> Tensor:
-        """Indices 0 .. size - 1 with the first and the last one repeated `pad` times."""
-        pad = self._pad if pad is None else pad
-        key = size if pad else -size
-        if key not in self._edges:
-            index = torch.arange(-pad, size + pad, device=self._device)
-            self._edges[key] = index.clamp_(0, size - 1)
-        return self._edges[key]
+
+def _indices(device: torch.device, size: int, pad: int) -> Tensor:
+    """Indices 0 .. size - 1 with the first and the last one repeated `pad` times."""
+    return torch.arange(-pad, size + pad, device=device).clamp_(0, size - 1)
 
 
 class Colour(Augment):

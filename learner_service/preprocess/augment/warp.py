@@ -34,64 +34,47 @@ def inverse_affine(
     return m[0::2].t(), m[1::2].t()
 
 
-class Warp:
-    """Warps batches of images and masks of one or more sizes."""
+Coordinates = tuple[Tensor, Tensor, Tensor]
 
-    def __init__(self, device: torch.device) -> None:
-        """Keep nothing yet.
 
-        Args:
-            device: device of all batches.
-        """
-        self._device = device
-        self._constants: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+def coordinates(device: torch.device, size: tuple[int, int]) -> Coordinates:
+    """Make coordinates of pixels without a copy from the host.
 
-    def grid(
-        self,
-        size: tuple[int, int],
-        flip: Tensor,
-        angle: Tensor,
-        scale: Tensor,
-        shift: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Return each output pixel's source, as `grid_sample` takes it with align_corners=False.
+    Args:
+        device: device of all batches.
+        size: (H, W).
 
-        Args:
-            size: (H, W).
-            flip: [N] -1 or 1.
-            angle: [N] radians, counter-clockwise as seen.
-            scale: [N] size of what is seen, as a factor.
-            shift: [N] each: right and down, in halves of the width and of the height.
+    Returns:
+        x [1, 1, W, 1] and y [1, H, 1, 1], and the aspect factors [4, 1].
+    """
+    h, w = size
+    x, y = (torch.linspace(1 / n - 1, 1 - 1 / n, n, device=device) for n in (w, h))
+    aspect = torch.ones(4, 1, device=device)
+    aspect[1].fill_(-h / w)
+    aspect[2].fill_(w / h)
+    return x.view(1, 1, -1, 1), y.view(1, -1, 1, 1), aspect
 
-        Returns:
-            [N, H, W, 2] float32.
-        """
-        x, y, aspect = self._of(size)
-        of_x, of_y = inverse_affine(flip, angle, scale, aspect)
-        x = x - shift[0].view(-1, 1, 1, 1)  # [N, 1, W, 1]
-        y = y - shift[1].view(-1, 1, 1, 1)  # [N, H, 1, 1]
-        return torch.addcmul(x * of_x[:, None, None], y, of_y[:, None, None])
 
-    def _of(self, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Coordinates of pixels [1, 1, W, 1] and [1, H, 1, 1], and aspect factors [4, 1].
+def sources(
+    pixels: Coordinates, flip: Tensor, angle: Tensor, scale: Tensor, shift: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Return each output pixel's source, as `grid_sample` takes it with align_corners=False.
 
-        Made at the first batch of a size, without a copy from the host.
-        """
-        if size not in self._constants:
-            h, w = size
+    Args:
+        pixels: result of `coordinates`.
+        flip: [N] -1 or 1.
+        angle: [N] radians, counter-clockwise as seen.
+        scale: [N] size of what is seen, as a factor.
+        shift: [N] each: right and down, in halves of the width and of the height.
 
-            def centres(n: int) -> Tensor:
-                return torch.linspace(1 / n - 1, 1 - 1 / n, n, device=self._device)
-
-            aspect = torch.ones(4, 1, device=self._device)
-            aspect[1].fill_(-h / w)
-            aspect[2].fill_(w / h)
-            self._constants[size] = (
-                centres(w).view(1, 1, -1, 1),
-                centres(h).view(1, -1, 1, 1),
-                aspect,
-            )
-        return self._constants[size]
+    Returns:
+        [N, H, W, 2] float32.
+    """
+    x, y, aspect = pixels
+    of_x, of_y = inverse_affine(flip, angle, scale, aspect)
+    x = x - shift[0].view(-1, 1, 1, 1)  # [N, 1, W, 1]
+    y = y - shift[1].view(-1, 1, 1, 1)  # [N, H, 1, 1]
+    return torch.addcmul(x * of_x[:, None, None], y, of_y[:, None, None])
 
 
 def warp_image(image: Tensor, grid: Tensor) -> Tensor:

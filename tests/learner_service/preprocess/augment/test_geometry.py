@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
-from murmur.learner_service.preprocess.augment.warp import Warp, warp_image, warp_mask
+from murmur.learner_service.preprocess.augment.warp import (
+    coordinates,
+    sources,
+    warp_image,
+    warp_mask,
+)
 
 CPU = torch.device("cpu")
 LEFT, RIGHT = 4, 5
@@ -24,7 +29,7 @@ def grid_of(
     down: float = 0,
 ) -> Tensor:
     one = [torch.tensor([x]) for x in (flip, angle, scale, right, down)]
-    return Warp(CPU).grid(size, one[0], one[1], one[2], (one[3], one[4]))
+    return sources(coordinates(CPU, size), one[0], one[1], one[2], (one[3], one[4]))
 
 
 def warped(rows: list[list[float]], **how: float) -> list[list[float]]:
@@ -67,7 +72,7 @@ def test_warp_equals_kornias_affine_of_the_inverse_matrix() -> None:
     flip = torch.tensor([1.0, -1.0, 1.0, -1.0])
     angle, scale = torch.tensor([0.0, 0.3, -0.4, 0.1]), torch.tensor([1.0, 0.9, 1.2, 1.05])
     right, down = torch.tensor([0.0, 0.1, -0.2, 0.05]), torch.tensor([0.1, 0.0, 0.15, -0.1])
-    ours = warp_image(image, Warp(CPU).grid((h, w), flip, angle, scale, (right, down)))
+    ours = warp_image(image, sources(coordinates(CPU, (h, w)), flip, angle, scale, (right, down)))
     # The same in pixels, forward: shift after rotation about the centre after the flip.
     centre = torch.tensor([[(w - 1) / 2, (h - 1) / 2]]).expand(4, 2)
     turn = kornia_geometry.get_rotation_matrix2d(
