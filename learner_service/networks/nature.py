@@ -9,11 +9,12 @@ from pydantic import Field
 from torch import nn
 
 from murmur.learner_service.layers.images import ImageConfig, image_network
-from murmur.learner_service.layers.stacked import StackedConv2d
+from murmur.learner_service.networks import cnn
 from murmur.shared.process.errors import ConfigError
 
 STACKED = True
-_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride
+_LAYERS = cnn.Config(channels=(32, 64, 64), kernels=(8, 4, 3), strides=(4, 2, 1))
+_SMALLEST = 36  # pixels a side
 
 
 class Config(ImageConfig):
@@ -30,18 +31,12 @@ def convolve(
     Raises:
         ConfigError: if the images are too small for them.
     """
-    c, h, w = image
-    layers: list[nn.Module] = []
-    for out, kernel, stride in _LAYERS:
-        if min(h, w) < kernel:
-            raise ConfigError(
-                f"network 'nature' needs images of 36 x 36 or more, these are {image[1]} x "
-                f"{image[2]}; use network 'cnn' or 'impala'"
-            )
-        convolution = StackedConv2d(slices, c, out, (kernel, kernel), stride, relu=True)
-        layers += [convolution, nn.Identity()]
-        c, h, w = out, (h - kernel) // stride + 1, (w - kernel) // stride + 1
-    return nn.Sequential(*layers), c * h * w
+    if min(image[1:]) < _SMALLEST:
+        raise ConfigError(
+            f"network 'nature' needs images of 36 x 36 or more, these are {image[1]} x "
+            f"{image[2]}; use network 'cnn' or 'impala'"
+        )
+    return cnn.convolve(_LAYERS, image, slices)
 
 
 build = image_network("nature", convolve)
