@@ -231,11 +231,12 @@ def _work(
         with compilation_shown(heartbeat):
             factory, config = environment_factory(name, options), environment_config(name, options)
             heartbeat.note_start()
-            make = partial(_watched, factory, heartbeat, notices, config)
+            watched = partial(_Watched, factory, heartbeat, notices)
+            make = partial(watched, config)
             problems = check_environment(make) if whole else []
             description = describe_environment(make) if whole and not problems else []
             if description and config.names:
-                idle = idle_options(partial(_watched, factory, heartbeat, notices, None), config)
+                idle = idle_options(partial(watched, NO_ENVIRONMENT), config)
             result = Checked(problems, description, look=None if problems else look_at(make))
     except EnvironmentFault as fault:
         result = Checked([str(fault)], [])
@@ -283,30 +284,21 @@ def compilation_shown(heartbeat: Heartbeat) -> Iterator[None]:
         yield
 
 
-def _watched(
-    make: Callable[[int], VectorEnvironment],
-    heartbeat: Heartbeat,
-    notices: list[Notices],
-    config: EnvironmentConfig | None,
-    num_envs: int,
-) -> VectorEnvironment:
-    environment, config = make(num_envs), config or NO_ENVIRONMENT
-    notices.append(environment.notices)
-    options = EpisodeOptions(config, num_envs, config.values_at(0.0))
-    options.require(environment)
-    return _Watched(environment, heartbeat, options)
-
-
 class _Watched(VectorEnvironment):
     """An environment that notes its steps in a heartbeat, and gives episodes their options."""
 
     def __init__(
         self,
-        environment: VectorEnvironment,
+        make: Callable[[int], VectorEnvironment],
         heartbeat: Heartbeat,
-        options: EpisodeOptions,
+        notices: list[Notices],
+        config: EnvironmentConfig,
+        num_envs: int,
     ) -> None:
-        self._environment, self._options = environment, options
+        self._environment = environment = make(num_envs)
+        notices.append(environment.notices)
+        self._options = EpisodeOptions(config, num_envs, config.values_at(0.0))
+        self._options.require(environment)
         self.spec, self.num_envs = environment.spec, environment.num_envs
         self.seeded = environment.seeded
         self._part = heartbeat.part(0, self.num_envs)
