@@ -101,7 +101,8 @@ class RowRules:
         """Check N rows by every rule."""
         self._row += 1
         self._age = np.where(t.step_type == _FIRST, 0, self._age + 1)
-        self._hold("rows", self._broken(t))
+        broken = self._check.broken(t, self._ended).items()
+        self._hold("rows", next((f"environment {i} returned {what}" for i, what in broken), None))
         limit = 0 if self.longer else self.spec.max_episode_steps
         breaches = episode_breaches(t, self._age, limit)
         self._hold("length", breaches.get("length"))
@@ -112,11 +113,6 @@ class RowRules:
 
     def _hold(self, key: str, problem: str | None) -> None:
         self.checklist.note(key, problem and f"row {self._row}: {problem}")
-
-    def _broken(self, t: TimeStep) -> str | None:
-        for env, what in self._check.broken(t, self._ended).items():
-            return f"environment {env} returned {what}"
-        return None
 
 
 class Play(Stream):
