@@ -22,7 +22,6 @@ from murmur.learner_service.report import Update
 from murmur.learner_service.serving.evaluation import check_best_metric
 from murmur.learner_service.storage.epochs import TRAIN, VALID
 from murmur.learner_service.storage.samples import (
-    CacheChoice,
     SampleBatch,
     SampleStore,
     choose_cache,
@@ -193,7 +192,6 @@ class SupervisedRun:
         config = context.config
         self.context = context
         self._sync = config.learner.pipeline == "sync"
-        self._choice: CacheChoice | None = None
         self.sessions = SupplyDesk(
             config, context.metrics, context.progress, self.open_source, context.begin
         )
@@ -270,9 +268,9 @@ class SupervisedRun:
         context, config = self.context, self.context.config
         # What is free, and left of learner.memory_limit_gib.
         free = min(free_bytes(context.device), int(room(context.device)))
-        self._choice = choice = choose_cache(
-            config.supply.cache, self._share(spec), batch_size, free
-        )
+        train, valid = (-(-count // context.group.size) for count in spec.sizes)
+        most = replace(spec, sizes=(train, valid))
+        choice = choose_cache(config.supply.cache, most, batch_size, free)
         store = SampleStore(
             spec,
             batch_size,
@@ -294,11 +292,6 @@ class SupervisedRun:
         )
         return store
 
-    def _share(self, spec: SampleSpec) -> SampleSpec:
-        """Return the spec of the samples that this rank keeps, at most."""
-        train, valid = (-(-count // self.context.group.size) for count in spec.sizes)
-        return replace(spec, sizes=(train, valid))
-
     def _count_undone(self) -> None:
         """Count what was trained after the checkpoint that the run continues from."""
         m, p = self.context.metrics, self.context.progress
@@ -307,10 +300,9 @@ class SupervisedRun:
 
     def _completed(self) -> ExperimentConfig:
         """Return the configuration with all options, and in async the cache that was chosen."""
-        config = self.context.config
-        if self._choice is not None and not self._sync:
-            config = config.changed({"supply.cache": self._choice.kind})
-        store = self.sessions.store
+        config, store = self.context.config, self.sessions.store
+        if store is not None and not self._sync:
+            config = config.changed({"supply.cache": store.choice.kind})
         return with_learner_options(config, None if store is None else store.spec)
 
     def drain(self) -> None:

@@ -126,7 +126,7 @@ class SupplyDesk:
         welcome = pb.Welcome(policy_version=self._progress.updates, run_seed=self._seed)
         await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
         stream.welcome()
-        session = _Session(self, store, spec, context, stream, size, window)
+        session = _Session(self, store, context, stream, size, window)
         self._sessions.add(session)
         try:
             await session.run(self._timeout_s)
@@ -208,7 +208,6 @@ class _Session:
     Attributes:
         desk: desk that the session belongs to.
         store: store of the samples.
-        spec: spec of the samples.
         context: gRPC context of the stream.
         stream: the stream's place and counts in admission.
         size: samples of one grant.
@@ -218,7 +217,6 @@ class _Session:
 
     desk: SupplyDesk
     store: SampleStore
-    spec: SampleSpec
     context: Context
     stream: Admitted
     size: int
@@ -227,7 +225,7 @@ class _Session:
 
     def __post_init__(self) -> None:
         """Owe nothing yet."""
-        self._codec = SampleCodec(self.spec)
+        self._codec = SampleCodec(self.store.spec)
         self._sequence = self._owed = 0
         self._reading: asyncio.Task[object] | None = None
         self._room: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -317,7 +315,7 @@ class _Session:
             return
         arrays, broken = answer
         if MASK in arrays:
-            _check_classes(self.spec, grant, arrays[MASK])
+            _check_classes(self.store.spec, grant, arrays[MASK])
         self.stream.messages += 1
         self.open.popleft()
         self._owed -= len(grant.indices)
