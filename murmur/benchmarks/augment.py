@@ -29,8 +29,12 @@ from murmur.doctor.machine import ROOT
 from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
 from murmur.learner_service.device.device import keep_freed_memory
 from murmur.learner_service.preprocess.augment.building import build_augment
-from murmur.learner_service.preprocess.augment.draws import Draws
-from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
+from murmur.learner_service.preprocess.augment.presets import (
+    STRENGTHS,
+    Draws,
+    SampleAugment,
+    parameters,
+)
 from murmur.shared.config.experiment import AugmentConfig
 
 DESCRIPTION = (

@@ -8,10 +8,9 @@ from typing import Any
 from murmur.learner_service.learning.base import algorithm_config
 from murmur.learner_service.learning.options import OnPolicyConfig
 from murmur.learner_service.storage.flight import Demand, Flight, Speed, plan, unmeasured
-from murmur.plan.model import Costs, Outcome, System
+from murmur.plan.model import Costs, Outcome, Replays, System
 from murmur.plan.simulate import Limits, Simulation
 from murmur.plan.stated import Network, exchange_s
-from murmur.plan.storage import Replays
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import EnvSpec

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from murmur.learner_service.storage.flight import Flight
-from murmur.plan.storage import Replays
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,27 @@ class Costs:
     update_eager_s: float = 0.0
     eager: float = 0.0
     update_rows: float = 0.0
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Settings of learning from a replay.
+
+    Attributes:
+        unroll_steps: transitions of an unroll, L.
+        start_rows: rows of one rank before the first update.
+        interval: rows of one rank from one burst of updates to the next.
+        updates: updates of a burst.
+        batch_rows: rows of one rank that an update draws; may be a fraction.
+        ahead: unrolls that acting may be ahead in every environment; None: any, sync.
+    """
+
+    unroll_steps: int
+    start_rows: int
+    interval: int
+    updates: int
+    batch_rows: float
+    ahead: int | None
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import torch
+from typing_extensions import override
+
+from murmur.learner_service.storage.flight import Flight
+from murmur.learner_service.storage.replay import ReplayConfig, ReplayStorage
+from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.learner_service.storage.storage import Unroll
 from murmur.plan.engine import SLICE_S, Done, Engine, Pool, Thread
-from murmur.plan.model import Outcome, System
-from murmur.plan.storage import Replays, make_storage
+from murmur.plan.model import Outcome, Replays, System
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 
+# The time steps of the learner's storages hold a number of one agent: many ranks fit into memory.
+_SPEC = EnvSpec("plan", 1, (ArraySpec("number", "float32", (1,)),), Discrete(2))
+_CPU = torch.device("cpu")
 _FEW, _MANY = 4, 2  # ranks that are simulated, with few and with many sessions each
 _MANY_SESSIONS = 32
 _SWITCH_S = 5e-4  # threads of an interpreter take turns of this length
@@ -45,6 +54,46 @@ class Limits:
     warm: int = 2_000
     least: int = 5_000
     updates: int = 12
+
+
+class CountedReplay(ReplayStorage):
+    """A replay that counts transitions and updates and keeps no transition: nothing is drawn."""
+
+    def __init__(self, settings: Replays) -> None:
+        """Make an empty replay."""
+        config = ReplayConfig(
+            capacity_rows=max(settings.start_rows, settings.unroll_steps),
+            start_rows=settings.start_rows,
+            batch_size=1,
+            update_interval=settings.interval,
+            updates_per_interval=settings.updates,
+            unroll_steps=settings.unroll_steps,
+        )
+        super().__init__(config, _SPEC, 1.0, settings.ahead, _CPU, {}, 0)
+        self._has_transitions = True
+
+    @override
+    def add(self, unroll: Unroll) -> None:
+        self.release(unroll)
+        self.inserted += unroll.num_envs * unroll.transitions
+
+    @override
+    def sample(self, version: int, timeout_s: float) -> None:
+        self._updates += 1
+
+
+def make_storage(settings: Flight | Replays) -> RolloutStorage | CountedReplay:
+    """Build the storage of an algorithm."""
+    if isinstance(settings, Replays):
+        return CountedReplay(settings)
+    return RolloutStorage(
+        _SPEC,
+        settings.unroll_steps,
+        1,
+        settings.max_policy_lag,
+        _CPU,
+        unrolls_per_update=settings.unrolls_per_update,
+    )
 
 
 @dataclass(slots=True, eq=False)

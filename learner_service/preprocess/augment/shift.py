@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from murmur.learner_service.preprocess.augment import photometry
 from murmur.learner_service.preprocess.augment.base import Augment, Batch
-from murmur.learner_service.preprocess.augment.draws import Draws
 from murmur.learner_service.preprocess.augment.presets import (
     STRENGTHS,
+    Draws,
     parameters,
     to_unit,
 )

@@ -26,11 +26,10 @@ from murmur.plan.forecast import (
     system_of,
     workers_for,
 )
-from murmur.plan.model import Costs, Outcome
+from murmur.plan.model import Costs, Outcome, Replays
 from murmur.plan.setup import calibrated, plan_config
 from murmur.plan.show import show
 from murmur.plan.simulate import Limits
-from murmur.plan.storage import Replays
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from murmur.learner_service.storage.flight import Flight
-from murmur.plan.model import Costs, Outcome, System
+from murmur.plan.model import Costs, Outcome, Replays, System
 from murmur.plan.simulate import Limits, Simulation
-from murmur.plan.storage import Replays
 
 COSTS = Costs(step_s=1e-3, message_s=1e-4, batch_s=1e-4, act_s=2e-4, update_s=0.0)
 NEVER = Flight(unroll_steps=16, unrolls_per_update=10**9, max_policy_lag=10**6)

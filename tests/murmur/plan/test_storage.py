@@ -7,7 +7,8 @@ import torch
 
 from murmur.learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from murmur.learner_service.storage.storage import Unroll
-from murmur.plan.storage import CountedReplay, Replays
+from murmur.plan.model import Replays
+from murmur.plan.simulate import CountedReplay
 from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
