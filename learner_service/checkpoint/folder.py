@@ -46,7 +46,6 @@ class CheckpointFolder:
         self._prefix = prefix(group.rank)
         self._chunks: dict[str, str] = {}  # number -> file of the storage's chunks as last saved
         self._pending: dict[int, Callable[[], dict[str, Any]]] = {}  # chunks to be written
-        self._manifest: dict[str, Any] = {}  # of rank 0, to be written last
 
     def save(
         self, state: dict[str, Any], updates: int, storage: Storage[Any] | None = None
@@ -64,9 +63,8 @@ class CheckpointFolder:
         if group.size > 1:
             mark = group.of_rank_0(secrets.randbits(48))
             state = {**state, "world_size": group.size, "mark": mark}
-        self._together(lambda: self._save_own(state, path, storage))
+        manifest = self._together(lambda: self._save_own(state, path, storage))
         if group.size > 1:
-            manifest, self._manifest = self._manifest, {}
             self._together(lambda: None if group.rank else files.write(manifest, path))
         self._rotate()
         return path
@@ -89,8 +87,14 @@ class CheckpointFolder:
             )
         return done
 
-    def _save_own(self, state: dict[str, Any], path: Path, storage: Storage[Any] | None) -> None:
-        """Write what is this rank's: all, of one that is alone; of rank 0 all but its manifest."""
+    def _save_own(
+        self, state: dict[str, Any], path: Path, storage: Storage[Any] | None
+    ) -> dict[str, Any]:
+        """Write what is this rank's: all, of one that is alone; of rank 0 all but its manifest.
+
+        Returns:
+            the whole state, the manifest that rank 0 of several writes last.
+        """
         if storage is not None:
             state = {**state, "storage": storage.state_dict()}
             self._pending |= storage.chunks()
@@ -106,8 +110,7 @@ class CheckpointFolder:
             files.write(state, path)
         elif self._group.rank:
             files.write(own_part(state), path)
-        else:
-            self._manifest = state
+        return state
 
     def _rotate(self) -> None:
         """Delete the oldest checkpoints, and parts and chunks that none of the rest names."""
