@@ -25,10 +25,10 @@ from murmur.benchmarks.effort import Effort
 from murmur.plan.costs import Window
 from murmur.plan.forecast import Basis, Size, forecast, scaled
 from murmur.plan.model import Costs
-from murmur.plan.probe import measure
 from murmur.plan.setup import (
     calibrated,
     environment_spec,
+    measure,
     parameters_of,
     plan_config,
 )
