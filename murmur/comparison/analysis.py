@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from murmur.comparison.collect import ComparedRun, collect
 from murmur.comparison.groups import (
+    ComparedRun,
     Group,
     Task,
+    collect,
     differing,
     make_groups,
     make_tasks,
