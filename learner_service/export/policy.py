@@ -17,6 +17,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -229,15 +230,10 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         "outputs": list(module(example)),
     }  # shapes without the leading rows
 
-    def pairs(ours: Arrays, theirs: Arrays) -> dict[str, tuple[Array, Array]]:
-        found = {name: (array, theirs[name]) for name, array in ours.items()}
-        if "logits" in ours:  # of two equally good actions either will do
-            found["action"] = _with_logits(factors, ours["logits"], found["action"])
-        return found
-
     every = (random_observations(spec, n, seed, memory_size) for seed, n in enumerate(_CHECKED, 1))
     samples = ({name: given[name] for name in example} for given in every)
-    sizes, check = dict.fromkeys(example, rows), Check(samples, pairs, _TOLERANCE)
+    check = Check(samples, partial(_pairs, factors), _TOLERANCE)
+    sizes = dict.fromkeys(example, rows)
     return write_exported(module, example, sizes, kind, path, about, check)
 
 
@@ -398,19 +394,25 @@ def _innermost(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:300]
 
 
-def _with_logits(
-    factors: tuple[int, ...], logits: Array, actions: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    """Return two actions [B, A, ...] with the logits of their choices in place of these."""
-    starts = np.array(factor_starts(factors))
+def _pairs(
+    factors: tuple[int, ...], ours: Arrays, theirs: Arrays
+) -> dict[str, tuple[Array, Array]]:
+    """Return outputs by name that must be equal, actions [B, A, ...] by the logits of choices.
 
-    def replaced(action: Array) -> Array:
+    Of two equally good actions either will do.
+    """
+    found = {name: (array, theirs[name]) for name, array in ours.items()}
+    if "logits" not in ours:
+        return found
+    logits, starts = ours["logits"], np.array(factor_starts(factors))
+
+    def with_logits(action: Array) -> Array:
         entries = action if action.ndim == logits.ndim else action[..., None]
         chosen = starts + entries[..., : len(factors)].astype(np.int64)
         numbers = entries[..., len(factors) :]
         return np.concatenate([np.take_along_axis(logits, chosen, -1), numbers], -1)
 
-    return replaced(actions[0]), replaced(actions[1])
+    return found | {"action": (with_logits(ours["action"]), with_logits(theirs["action"]))}
 
 
 def load_exported(path: Path) -> Callable[[dict[str, Array]], dict[str, Array]]:

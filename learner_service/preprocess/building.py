@@ -1,6 +1,5 @@
 """The transforms of a run, in the order in which they are applied."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -99,26 +98,17 @@ class StackFrames(Transform):
     def act(
         self, observation: Mapping[str, Tensor], memory: Tensor | None
     ) -> tuple[Mapping[str, Tensor], Tensor]:
-        depth, found = self.frames.depth, dict(observation)
         if memory is None:
             some = observation[self.frames.images[0].name]
             memory = torch.zeros((*some.shape[:2], self.memory_size), device=some.device)
-        parts, start = [torch.ones_like(memory[..., :1])], 1
-        began = memory[..., :1] == 0
-        for image in self.frames.images:
-            now = observation[image.name]
-            shape = *now.shape[:2], depth - 1, math.prod(image.shape)
-            size = shape[2] * shape[3]
-            flat = now.flatten(2).unsqueeze(2)  # [B, A, 1, C * H * W]
-            previous = memory[..., start : start + size].reshape(shape)
-            first = flat.float().expand(shape)
-            previous = torch.where(began.unsqueeze(-1), first, previous)
-            if now.dtype == torch.uint8:  # a caller of an exported policy may give anything
-                previous = previous.clamp(0, 255)
-            stack = torch.cat([previous.to(now.dtype), flat], 2)
-            found[image.name] = stack.reshape(*now.shape[:2], -1, *image.shape[1:])
+        found, parts = dict(observation), [torch.ones_like(memory[..., :1])]
+        began = memory[..., :1].view(*memory.shape[:2], 1, 1, 1, 1) == 0
+        for name, frames in self.frames.of_memory(memory).items():
+            now = observation[name].unsqueeze(2)  # [B, A, 1, C, H, W]
+            previous = torch.where(began, now, frames.transpose(1, 2))  # [B, A, k - 1, C, H, W]
+            stack = torch.cat([previous, now], 2)
+            found[name] = stack.flatten(2, 3)
             parts.append(stack[:, :, 1:].flatten(2).float())
-            start += size
         return found, torch.cat(parts, -1)
 
 

@@ -61,6 +61,8 @@ class Frames:
             shape = *memory.shape[:2], self.depth - 1, *image.shape
             size = math.prod(shape[2:])
             previous = memory[..., start : start + size].reshape(shape).transpose(1, 2)
+            if image.dtype == "uint8":  # a caller of an exported policy may give anything
+                previous = previous.clamp(0, 255)
             found[image.name] = previous.to(getattr(torch, image.dtype))
             start += size
         return found

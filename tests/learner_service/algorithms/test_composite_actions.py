@@ -14,9 +14,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from murmur.env_service.environment import SEVERAL_PARTS
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
-    _compare,
-    _trace,
-    policy_outputs,
+    Check,
+    GreedyPolicy,
+    _pairs,
     random_observations,
     write_exported,
 )
@@ -176,18 +176,14 @@ def test_it_remembers() -> None:
 def test_an_exported_policy_acts_alike(action: Composite, tmp_path: Path) -> None:
     policy, spec = algorithm_for("mappo", action).snapshot(), spec_of(action)
     example, factors = random_observations(spec, 3, 0), action.factors
-    outputs = policy_outputs(policy, example, factors)
+    module = GreedyPolicy(policy, factors)
+    outputs = module(example)
     assert outputs["logits"].shape == (3, 2, sum(factors))
-    about = {
-        "outputs": [name for name in ("action", "logits", "mean") if name in outputs],
-        "inputs": [{"name": name} for name in example],
-    }
-    path = tmp_path / "policy.onnx"
-    program, compare = _trace(policy, example, factors), partial(_compare, policy, spec, 0)
-    done = write_exported(
-        *(program.module(), program, example, "onnx"),
-        *(path, about, partial(compare, path, about)),
-    )
+    sizes = {name: {0: torch.export.Dim("rows", min=1)} for name in example}
+    samples = [random_observations(spec, rows, rows) for rows in (1, 64)]
+    check = Check(samples, partial(_pairs, factors), 1e-4)
+    file, about = tmp_path / "policy.onnx", {"outputs": list(outputs)}
+    done = write_exported(module, example, sizes, "onnx", file, about, check)
     assert done.difference < 1e-4
 
 
@@ -195,7 +191,7 @@ def test_a_choice_without_a_legal_alternative_is_marked() -> None:
     policy, spec = algorithm_for("mappo", Composite((2, 3))).snapshot(), spec_of(HYBRID)
     seen = random_observations(spec, 2, 0)
     seen[ACTION_MASK][1, 0] = torch.tensor([1, 1, 0, 0, 0])
-    action = policy_outputs(policy, seen, (2, 3))["action"]
+    action = GreedyPolicy(policy, (2, 3))(seen)["action"]
     assert (action[0] >= 0).all()
     assert (action[1] == -1).all()
 
