@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,17 +38,6 @@ from murmur.shared.wire.samples import SampleSpec
 
 _WAIT_S = 0.2
 _DRAWN = 4  # images, at most
-
-
-def epoch_figures(
-    options: SupervisedConfig, store: SampleStore, context: RunContext
-) -> Mapping[str, Any]:
-    """Return where the epoch stands, for the log, and set its gauges."""
-    figures, metrics = store.figures(), context.metrics
-    metrics.gauge("epoch").set(context.progress.epochs)
-    metrics.gauge("epoch_samples_trained").set(figures["trained"])
-    metrics.gauge("epoch_samples_remaining").set(figures["remaining"])
-    return {"samples": {**figures, "epochs": options.epochs}}
 
 
 @dataclass(eq=False)
@@ -160,6 +148,14 @@ class EndEpoch:
         if counts[TRAIN] and not seen[TRAIN][: len(spec.classes)].any():
             raise MurmurError(problems[0].text)
 
+    def epoch_figures(self) -> Mapping[str, Any]:
+        """Return where the epoch stands, for the log, and set its gauges."""
+        figures, metrics = self.store.figures(), self.context.metrics
+        metrics.gauge("epoch").set(self.context.progress.epochs)
+        metrics.gauge("epoch_samples_trained").set(figures["trained"])
+        metrics.gauge("epoch_samples_remaining").set(figures["remaining"])
+        return {"samples": {**figures, "epochs": self.options.epochs}}
+
     def _figures(self) -> Figures:
         """Draw what the algorithm makes of the first images of the validation split."""
         image, mask = next(self.store.valid())
@@ -254,13 +250,14 @@ class SupervisedRun:
             }
 
         wanted = context.config.evaluation.best_metric
+        ends = EndEpoch(options, algorithm, store, context)
         return context.make_learner(
             algorithm,
             store,
             full_state,
-            lambda: [EndEpoch(options, algorithm, store, context)],
+            lambda: [ends],
             best_metric=algorithm.metrics[0] if wanted == "return" else wanted,
-            figures=partial(epoch_figures, options, store, context),
+            figures=ends.epoch_figures,
         )
 
     def _make_store(self, spec: SampleSpec, batch_size: int) -> SampleStore:

@@ -61,62 +61,6 @@ _UNTESTED = {
 }
 
 
-class Subject:
-    """The server under examination, where the kit itself starts it: a child process."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
-        """Take over a process that writes its output to `log`."""
-        self._process, self._log = process, log
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the process has ended."""
-        return self._process.poll() is not None
-
-    def terminate(self) -> None:
-        """Send the process SIGTERM."""
-        self._process.terminate()
-
-    async def code(self, timeout_s: float) -> int | None:
-        """Return the process's exit code; None if it does not end in time."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return await asyncio.to_thread(self._process.wait, timeout_s)
-        return None
-
-    def last_message(self) -> str:
-        """Return the end of the process's output."""
-        return " ".join(self._log.read_text(errors="replace")[-_LAST_WORDS:].split())
-
-
-@contextlib.contextmanager
-def started(command: Sequence[str]) -> Iterator[Subject]:
-    """Start a command; end it with the block, if not before, with all that it starts.
-
-    Raises:
-        ConfigError: if there is no such program.
-    """
-    with tempfile.NamedTemporaryFile(prefix="murmur-conformance-") as log:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ConfigError(f"cannot start '{command[0]}': {error.strerror}") from None
-        try:
-            yield Subject(process, Path(log.name))
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_KILL_AFTER_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 class Examination:
     """The whole examination. Used by one event loop."""
 
@@ -142,7 +86,9 @@ class Examination:
         self._peer = Peer(host, port, self._door, credentials)
         self._secured = credentials is not None
         self._limits, self._say = limits or Limits(), say
-        self._subject: Subject | None = None
+        # The server, where the kit itself starts it, and the file of its output.
+        self._subject: subprocess.Popen[bytes] | None = None
+        self._output = Path()
         # The session that is waited for, by name once there is one; and how others are refused.
         self._expected: asyncio.Future[Session] | None = None
         self._name: str | None = None
@@ -170,7 +116,7 @@ class Examination:
         """
         async with self._peer:
             ready(self._peer.port)
-            with started(command) if command else contextlib.nullcontext() as self._subject:
+            with self._started(command) if command else contextlib.nullcontext():
                 try:
                     complete = await self._play_acts(acts)
                 except Unplayable:
@@ -188,6 +134,49 @@ class Examination:
                 for name, messages in self._player.wrong_answers.items():
                     await self._misled_process(command, name, messages)
         return self.checklist
+
+    # --- the server, where the kit starts it
+
+    @contextlib.contextmanager
+    def _started(self, command: Sequence[str]) -> Iterator[None]:
+        """Start a command; end it with the block, if not before, with all that it starts.
+
+        Raises:
+            ConfigError: if there is no such program.
+        """
+        with tempfile.NamedTemporaryFile(prefix="murmur-conformance-") as output:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ConfigError(f"cannot start '{command[0]}': {error.strerror}") from None
+            self._subject, self._output = process, Path(output.name)
+            try:
+                yield
+            finally:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILL_AFTER_S)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    @property
+    def _ended(self) -> bool:
+        """Return whether the server's process has ended."""
+        return self._subject is not None and self._subject.poll() is not None
+
+    async def _code(self, timeout_s: float) -> int | None:
+        """Return the exit code of the server's process; None if it does not end in time."""
+        assert self._subject is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return await asyncio.to_thread(self._subject.wait, timeout_s)
+        return None
 
     # --- who may come in
 
@@ -220,7 +209,7 @@ class Examination:
                 session = self._expected.result()
                 self._check_hello(session)
                 return session
-            if self._subject is not None and self._subject.ended:
+            if self._ended:
                 break
             if self._player is None and self.checklist.problems:
                 break  # the peer did not say Hello
@@ -306,8 +295,9 @@ class Examination:
 
     def _nobody(self, timeout_s: float) -> str:
         """Return a message on the sessions that did not come."""
-        if self._subject is not None and self._subject.ended:
-            return f"the server has ended: {self._subject.last_message()}"
+        if self._ended:
+            said = self._output.read_text(errors="replace")[-_LAST_WORDS:]
+            return f"the server has ended: {' '.join(said.split())}"
         whose = "" if self._name is None else f" with worker_id '{self._name}'"
         return f"no Hello{whose} came within {timeout_s:g} s"
 
@@ -321,7 +311,7 @@ class Examination:
         deadline = time.monotonic() + refusals * self._limits.again_s
         while sum(who == name for _, who in self._refused) < refusals:
             await asyncio.sleep(0.05)
-            if time.monotonic() > deadline or (self._subject is not None and self._subject.ended):
+            if time.monotonic() > deadline or self._ended:
                 came = any(who == name for _, who in self._refused)
                 key = "again full" if came else f"again {how}"
                 self.checklist.note(key, self._nobody(refusals * self._limits.again_s))
@@ -350,7 +340,7 @@ class Examination:
         except Ended:
             in_order = await session.closed_in_order()
         session.end(None)
-        code = await self._subject.code(self._limits.again_s)
+        code = await self._code(self._limits.again_s)
         problem = None
         if not in_order:
             problem = "it cancelled its stream instead of closing its side"
@@ -378,8 +368,8 @@ class Examination:
         """Start a server of its own and refuse it with this status."""
         self._say(f"refused with {code.name}")
         self._refuse_everybody(code)
-        with started(command) as self._subject:
-            ended = await self._subject.code(self._limits.start_s)
+        with self._started(command):
+            ended = await self._code(self._limits.start_s)
         self.checklist.note("refused", _unless_two(ended, code.name))
 
     async def _misled_process(
@@ -388,14 +378,14 @@ class Examination:
         """Start a server of its own and answer it wrongly once."""
         self._say(f"answered with {name}")
         self._name, self._refusal = None, _FULL
-        with started(command) as self._subject:
+        with self._started(command):
             session = await self._next(self._limits.start_s)
             if session is None:
                 self.checklist.note("answers", f"{name}: {self._nobody(self._limits.start_s)}")
                 return
             for message in messages:
                 await session.write(message)
-            ended = await self._subject.code(self._limits.again_s)
+            ended = await self._code(self._limits.again_s)
         self.checklist.note("answers", _unless_two(ended, name))
 
 
