@@ -77,19 +77,21 @@ class NormalizeObservations(nn.Module, Transform):
                 f"{NORMALISE} = true: environment '{spec.name}' observes images alone, which are "
                 "scaled already; set it to false"
             )
-        found = {}
+        self._moments = dict[str, RunningMoments]()
         for name, array in self._arrays.items():
             sharing = sharing_agents(slices if array.per_agent else (0,), device)
-            found[_key(name)] = RunningMoments(sharing, array.shape).to(device)
-        self.moments = nn.ModuleDict(found)
+            self._moments[name] = RunningMoments(sharing, array.shape).to(device)
+        # Names of modules have no dots.
+        modules = {name.replace(".", "/"): moments for name, moments in self._moments.items()}
+        self.moments = nn.ModuleDict(modules)
 
     def normalised(self, arrays: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
         """Arrays by name; observations [..., A, *shape] or [..., *shape] with the prefix change."""
         found = dict(arrays)
-        for name in self._arrays:
+        for name, moments in self._moments.items():
             if prefix + name in arrays:
                 x = arrays[prefix + name]
-                found[prefix + name] = self._of(name).normalised(self._rows(name, x)).view(x.shape)
+                found[prefix + name] = moments.normalised(self._rows(name, x)).view(x.shape)
         return found
 
     def update(self, arrays: Mapping[str, Tensor], there: Tensor) -> None:
@@ -106,16 +108,11 @@ class NormalizeObservations(nn.Module, Transform):
         for name, array in self._arrays.items():
             rows = self._rows(name, arrays[OBSERVATION + name])
             weight = counted if array.per_agent else counted.amax(-1, keepdim=True)
-            self._of(name).update(rows, weight, self._group)
+            self._moments[name].update(rows, weight, self._group)
 
     @override
     def statistics(self) -> dict[str, RunningMoments]:
-        return {f"observation '{name}'": self._of(name) for name in self._arrays}
-
-    def _of(self, name: str) -> RunningMoments:
-        found = self.moments[_key(name)]
-        assert isinstance(found, RunningMoments)
-        return found
+        return {f"observation '{name}'": moments for name, moments in self._moments.items()}
 
     def _rows(self, name: str, x: Tensor) -> Tensor:
         """[..., A, *shape]; what all agents share is a row of one agent."""
@@ -151,11 +148,6 @@ class NormalizeObservations(nn.Module, Transform):
         assert isinstance(snapshot, NormalizeObservations)
         for theirs, mine in zip(snapshot.buffers(), self.buffers(), strict=True):
             theirs.copy_(mine)
-
-
-def _key(name: str) -> str:
-    """An observation's name as that of a module, which has no dots."""
-    return name.replace(".", "/")
 
 
 class NormalizeRewards(Transform):

@@ -187,7 +187,6 @@ class Examination:
             if self._player is None or not session.silent:
                 self.checklist.note("hello", session.problem)
             return grpc.StatusCode.FAILED_PRECONDITION, session.problem
-        assert session.hello is not None
         if session.hello.mode == pb.MODE_EVALUATE:
             return None  # as if no evaluation were due: it waits
         expected = self._expected
@@ -223,7 +222,6 @@ class Examination:
             Unplayable: if what it announces cannot be.
         """
         hello = session.hello
-        assert hello is not None
         if self._player is None and hello.mode == pb.MODE_SUPPLY:
             self.checklist.contract = SUPPLY_CONTRACT
         problem = None

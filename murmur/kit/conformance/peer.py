@@ -41,7 +41,7 @@ class Session:
     """One stream. Its gRPC side runs in a task of its own; the examination reads and writes.
 
     Attributes:
-        hello: first message; None if it is something else.
+        hello: first message; empty if it is something else.
         problem: error in the first message, if there is none or it cannot be read.
         silent: True if the stream ended without any message.
         role: role of the token; empty in plain text, "none" without a known token.
@@ -60,7 +60,7 @@ class Session:
         self.half_closed = self.gone = False
         self.notices: list[Notice] = []
         self._lost = asyncio.Event()
-        self.hello: pb.Hello | None = None
+        self.hello = pb.Hello()
         self.problem, self.silent = "", False
         if not isinstance(first, bytes):
             self.silent, self.problem = True, "the stream ended before Hello"
@@ -78,7 +78,7 @@ class Session:
     @property
     def name(self) -> str:
         """The worker's own name for itself."""
-        return self.hello.worker_id if self.hello else ""
+        return self.hello.worker_id
 
     @property
     def unread(self) -> bool:
@@ -157,7 +157,6 @@ class Peer:
         self.port = port
         self._door = door
         self._credentials = credentials
-        self._server: aio.Server | None = None
         self._inner_port = 0
         self._relay: asyncio.Server | None = None
         self._links: set[_Link] = set()
@@ -180,7 +179,6 @@ class Peer:
         """Stop and cut all connections."""
         await self._stop_relay()
         self.cut()
-        assert self._server is not None
         await self._server.stop(0)
 
     def cut(self) -> None:
@@ -196,7 +194,6 @@ class Peer:
     async def restart(self) -> None:
         """Stop as a server does (GOAWAY), be away for a second, come back at the same address."""
         await self._stop_relay()
-        assert self._server is not None
         await self._server.stop(0)
         await asyncio.sleep(_AWAY_S)
         await self._start_server()
