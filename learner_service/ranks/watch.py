@@ -141,7 +141,10 @@ class SessionWatch:
                     moved = updates is not None and updates != at
                     if moved or updates is None or not 0 < len(idle) < self.size:
                         since, at = time.monotonic(), updates
-                        self._resolve(over=moved or not idle)
+                        # An update takes rows of all ranks. Without any session it is another wait.
+                        if self._told_at and (moved or not idle):
+                            logger.info("all ranks have sessions again")
+                        self._told_at = 0.0
                     else:
                         self._tell(idle, time.monotonic() - since, updates)
                 if self._ended.wait(self.look_every_s):
@@ -173,14 +176,3 @@ class SessionWatch:
         if waited_s > self.tell_after_s and now - self._told_at > _TELL_EVERY_S:
             self._told_at = now
             logger.warning("%s; %s", why, advice)
-
-    def _resolve(self, *, over: bool) -> None:
-        """End the wait; say so if it was mentioned and is over.
-
-        Args:
-            over: whether an update was made, which takes rows of all ranks, or all have sessions;
-                without any session it is another wait.
-        """
-        if self._told_at and over:
-            logger.info("all ranks have sessions again")
-        self._told_at = 0.0

@@ -78,13 +78,14 @@ class Checklist:
 
     Attributes:
         contract: contract to examine.
+        problems: messages by key, one for every time that the sentence was broken.
     """
 
     def __init__(self, contract: Contract = CONTRACT) -> None:
         """Start without observations."""
         self.contract = contract
         self._kept: Counter[str] = Counter()
-        self._broken: dict[str, list[str]] = {}
+        self.problems: dict[str, list[str]] = {}
 
     def note(self, key: str, problem: str | None = None) -> None:
         """Note that a sentence was tested and held; or the problem, which says where and how."""
@@ -92,15 +93,10 @@ class Checklist:
         if problem is None:
             self._kept[key] += 1
         else:
-            self._broken.setdefault(key, []).append(problem)
-
-    @property
-    def problems(self) -> dict[str, list[str]]:
-        """Messages by key, one for every time that the sentence was broken."""
-        return dict(self._broken)
+            self.problems.setdefault(key, []).append(problem)
 
     def verdicts(self) -> Iterator[tuple[str, bool | None, list[str]]]:
         """Yield every sentence: (key, whether it held or None if it was not tested, its errors)."""
         for key in self.contract.sentences:
-            wrong = self._broken.get(key, [])
+            wrong = self.problems.get(key, [])
             yield key, (False if wrong else True if self._kept[key] else None), wrong

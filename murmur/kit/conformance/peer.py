@@ -45,9 +45,7 @@ class Session:
         problem: error in the first message, if there is none or it cannot be read.
         silent: True if the stream ended without any message.
         role: role of the token; empty in plain text, "none" without a known token.
-        half_closed: True if the environment server has closed its side.
         notices: notices that it sent for the user.
-        gone: True if it has canceled the stream, or its connection is lost.
     """
 
     def __init__(
@@ -57,9 +55,8 @@ class Session:
         self._context, self.role = context, role
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(_READ_AHEAD)
         self.over: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
-        self.half_closed = self.gone = False
         self.notices: list[Notice] = []
-        self._lost = asyncio.Event()
+        self._lost = asyncio.Event()  # it has canceled the stream, or its connection is lost
         self.hello = pb.Hello()
         self.problem, self.silent = "", False
         if not isinstance(first, bytes):
@@ -99,7 +96,7 @@ class Session:
         if message is None:
             raise Ended(
                 "the environment server "
-                + ("closed its side of the stream" if not self.gone else "ended the stream")
+                + ("ended the stream" if self._lost.is_set() else "closed its side of the stream")
             )
         return message
 
@@ -121,7 +118,6 @@ class Session:
                     self.notices += unpack_notices(message)
                     continue
             await self._messages.put(message)
-        self.half_closed = True
         await self._messages.put(None)
 
     async def closed_in_order(self) -> bool:
@@ -131,11 +127,10 @@ class Session:
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._lost.wait(), _LOST_S)
-        return self.half_closed and not self.gone
+        return not self._lost.is_set()
 
     def lost(self) -> None:
         """Notify readers that the stream is gone."""
-        self.gone = True
         self._lost.set()
         while not self._messages.empty():
             self._messages.get_nowait()
