@@ -51,14 +51,7 @@ def build_augment(
         found = Chain((found, Own(config.own, device)))
     if not config.mixup and not config.cutmix:
         return found
-    mixing = Mixing(
-        device,
-        mixup=config.mixup,
-        mixup_beta=config.mixup_beta,
-        cutmix=config.cutmix,
-        cutmix_beta=config.cutmix_beta,
-    )
-    return Chain((found, mixing))
+    return Chain((found, Mixing(config, device)))
 
 
 def build_rl_augment(

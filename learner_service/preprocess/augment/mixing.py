@@ -15,6 +15,7 @@ from torch import Tensor
 
 from murmur.learner_service.preprocess.augment.base import Augment, Batch
 from murmur.learner_service.preprocess.augment.presets import IMAGE, MASK, to_unit
+from murmur.shared.config.experiment import AugmentConfig
 
 MASK_B, MIX = "mask_b", "mix"
 MIXUP, CUTMIX = 0, 1
@@ -28,31 +29,21 @@ class Mixing(Augment):
     partner as one drawn at random, and each sample is the partner of exactly one.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        mixup: float = 0.0,
-        mixup_beta: float = 0.2,
-        cutmix: float = 0.0,
-        cutmix_beta: float = 1.0,
-    ) -> None:
+    def __init__(self, config: AugmentConfig, device: torch.device) -> None:
         """Lay constants out on the device.
 
         Args:
+            config: probabilities of both ways, and parameters of their Beta distributions.
             device: device of all batches.
-            mixup: probability for each sample.
-            mixup_beta: both parameters of the Beta distribution of MixUp's weights.
-            cutmix: probability for each sample; with mixup at most 1.
-            cutmix_beta: both parameters of the Beta distribution of the areas that stay.
         """
         self._device = device
-        self._blends = mixup > 0
-        self._cuts = cutmix > 0
+        self._blends = config.mixup > 0
+        self._cuts = config.cutmix > 0
         # A uniform number in [0, mixup) blends, in [mixup, mixup + cutmix) cuts.
-        self._from = torch.tensor([[0.0], [mixup]]).to(device)
-        self._to = torch.tensor([[mixup], [mixup + cutmix]]).to(device)
-        self._beta = torch.tensor([mixup_beta, cutmix_beta]).view(1, 2, 1).to(device)
+        self._from = torch.tensor([[0.0], [config.mixup]]).to(device)
+        self._to = torch.tensor([[config.mixup], [config.mixup + config.cutmix]]).to(device)
+        beta = torch.tensor([config.mixup_beta, config.cutmix_beta])
+        self._beta = beta.view(1, 2, 1).to(device)
         self._centres = cache(partial(_centres, device))
 
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from murmur.learner_service.preprocess.augment.mixing import MASK_B, MIX, Mixing
+from murmur.shared.config.experiment import AugmentConfig
 
 CPU = torch.device("cpu")
 
@@ -16,7 +17,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def test_mixup_blends_images_and_returns_both_masks() -> None:
-    mixing, stays = Mixing(CPU, mixup=1.0), torch.ones(2)
+    mixing, stays = Mixing(AugmentConfig(mixup=1.0), CPU), torch.ones(2)
     out = mixing.apply(batch(), torch.tensor([0.75, 1.0]), stays, torch.zeros(2, 2))
     assert out["image"][0].unique().tolist() == [0.25]  # 0.75 * 0 + 0.25 * 1
     assert out["image"][1].unique().tolist() == [1.0]  # not mixed
@@ -26,7 +27,7 @@ def test_mixup_blends_images_and_returns_both_masks() -> None:
 
 
 def test_weighted_losses_equal_the_loss_of_the_mixed_target() -> None:
-    out = Mixing(CPU, mixup=1.0).apply(
+    out = Mixing(AugmentConfig(mixup=1.0), CPU).apply(
         batch(), torch.tensor([0.75, 1.0]), torch.ones(2), torch.zeros(2, 2)
     )
     logits = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -42,7 +43,7 @@ def test_weighted_losses_equal_the_loss_of_the_mixed_target() -> None:
 
 def test_cutmix_pastes_the_same_rectangle_into_image_and_mask() -> None:
     # Three quarters stay: a rectangle of half the width and height, in the middle.
-    out = Mixing(CPU, cutmix=1.0).apply(
+    out = Mixing(AugmentConfig(cutmix=1.0), CPU).apply(
         batch(), torch.ones(2), torch.tensor([0.75, 1.0]), torch.full((2, 2), 0.5)
     )
     assert out["mask"][0].tolist() == [[1, 1, 1, 1], [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1]]
@@ -52,7 +53,7 @@ def test_cutmix_pastes_the_same_rectangle_into_image_and_mask() -> None:
 
 
 def test_rectangle_beyond_the_image_is_cut_off() -> None:
-    out = Mixing(CPU, cutmix=1.0).apply(
+    out = Mixing(AugmentConfig(cutmix=1.0), CPU).apply(
         batch(), torch.ones(2), torch.tensor([0.75, 1.0]), torch.zeros(2, 2)
     )
     assert (out["mask"][0] == 2).nonzero().tolist() == [[0, 0]]
@@ -62,7 +63,7 @@ def test_each_way_has_its_share_and_none_has_both() -> None:
     count = 4000
     image = torch.arange(count).view(-1, 1, 1, 1).expand(-1, 3, 2, 2) / count
     mask = torch.zeros(count, 2, 2, dtype=torch.uint8)
-    mixing = Mixing(CPU, mixup=0.3, cutmix=0.2)
+    mixing = Mixing(AugmentConfig(mixup=0.3, cutmix=0.2), CPU)
     seen = {}
     real = mixing.apply
 
