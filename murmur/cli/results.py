@@ -311,7 +311,7 @@ def report(
         episodes: Episodes of each policy.
         fresh: Evaluate again, even what was evaluated before.
     """
-    from murmur.comparison.report import write_report
+    from murmur.comparison.report import evaluate_all, render_page
 
     say = partial(print_plain, Console())
     run = find_run(target)
@@ -321,15 +321,8 @@ def report(
 
         write_segmentation_report(run, file, checkpoint=checkpoint, say=say)
     else:
-        write_report(
-            run,
-            file,
-            checkpoint=checkpoint,
-            episodes=episodes,
-            first_seed=first_seed,
-            fresh=fresh,
-            say=say,
-        )
+        results = evaluate_all(run, checkpoint, episodes, first_seed, fresh=fresh, say=say)
+        write_output(file, render_page(run, results))
     say(f"written: {file}")
 
 

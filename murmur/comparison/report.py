@@ -36,33 +36,12 @@ from murmur.runs.scores import Metric
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.text import comparable, one_line, plain_data, to_yaml, without_secrets
 from murmur.shared.process.errors import CheckpointError
-from murmur.shared.process.files import write_json, write_output
+from murmur.shared.process.files import write_json
 from murmur.shared.wire.notices import FILE as NOTICES
 from murmur.shared.wire.notices import read_notices
 from murmur.text import duration, number, short_number
 
 Say = Callable[[str], None]
-
-
-def write_report(
-    run: RunFolder,
-    out: Path,
-    *,
-    checkpoint: str,
-    episodes: int,
-    first_seed: int,
-    fresh: bool,
-    say: Say,
-) -> None:
-    """Evaluate what has not been evaluated yet, then write the page.
-
-    Raises:
-        MurmurError: if the user can fix the cause.
-    """
-    results = evaluate_all(run, checkpoint, episodes, first_seed, fresh=fresh, say=say)
-    if note := _note(run, results):
-        say(note)
-    write_output(out, render_page(run, results))
 
 
 def evaluate_all(
@@ -72,6 +51,9 @@ def evaluate_all(
 
     Each is kept in the run's folder, with a picture of its first episode's end, and taken from
     there if the same was asked before.
+
+    Raises:
+        MurmurError: if the user can fix the cause.
     """
     config = run.config()
     folder = run.path / "evaluations"
@@ -104,6 +86,8 @@ def evaluate_all(
             "picture": painter.READING if painter else "",
         }
         write_json(file, results[name])  # last: what is kept has its picture
+    if note := _note(run, results):
+        say(note)
     return results
 
 

@@ -18,7 +18,7 @@ import pytest
 from murmur.cli.results import evaluate, report
 from murmur.comparison.analysis import learning_curve
 from murmur.comparison.charts import Series, line_chart, styles
-from murmur.comparison.report import evaluate_all, evaluation_key, render_page, write_report
+from murmur.comparison.report import evaluate_all, evaluation_key, render_page
 from murmur.comparison.report_charts import (
     LEARNED,
     best_baseline,
@@ -97,13 +97,11 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_report_of_a_run_without_checkpoint(run: RunFolder, tmp_path: Path) -> None:
-    out, said = tmp_path / "page.html", list[str]()
+def test_report_of_a_run_without_checkpoint(run: RunFolder) -> None:
+    said = list[str]()
     notice = notice_line(Notice("cast", "observation", "2 < 3 arrives as 2"))
     (run.path / "notices.jsonl").write_text(notice + notice + '{"kind": "torn')
-    options = {"checkpoint": "best", "episodes": 3, "first_seed": 1}
-    write_report(run, out, **options, fresh=False, say=said.append)  # type: ignore[arg-type]
-    page = out.read_text()
+    page = render_page(run, evaluate_all(run, "best", 3, 1, fresh=False, say=said.append))
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
@@ -119,9 +117,9 @@ def test_report_of_a_run_without_checkpoint(run: RunFolder, tmp_path: Path) -> N
     assert "crosses are the landmarks" in page
 
     said.clear()
-    write_report(run, out, **options, fresh=False, say=said.append)  # type: ignore[arg-type]
+    page = render_page(run, evaluate_all(run, "best", 3, 1, fresh=False, say=said.append))
     assert not any("evaluating" in line for line in said)  # kept from the first time
-    assert out.read_text().count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 2
 
 
 def test_what_was_kept_is_not_taken_for_another_environment(run: RunFolder) -> None:
@@ -163,8 +161,8 @@ def test_a_best_policy_that_is_untrained_is_said(tmp_path: Path) -> None:
         assert caveat_of_best(run, "update-000300.pt", 50, 1) == ""
 
 
-def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder, tmp_path: Path) -> None:
-    folder, out, said = run.path / "checkpoints", tmp_path / "page.html", list[str]()
+def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder) -> None:
+    folder, said = run.path / "checkpoints", list[str]()
     folder.mkdir()
     (folder / "best.pt").touch()
     seed = run.config().evaluation.first_seed
@@ -173,10 +171,8 @@ def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder, tmp_path: P
     kept = run.path / "evaluations"
     kept.mkdir()
     write_json(kept / "learned-policy.json", result | {"key": key, "picture": ""})
-    write_report(
-        run, out, checkpoint="best", episodes=2, first_seed=seed, fresh=False, say=said.append
-    )
-    assert "These figures of best.pt are optimistic" in out.read_text()
+    page = render_page(run, evaluate_all(run, "best", 2, seed, fresh=False, say=said.append))
+    assert "These figures of best.pt are optimistic" in page
     assert said[-1].startswith("These figures of best.pt are optimistic")
 
 
