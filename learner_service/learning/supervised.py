@@ -146,9 +146,7 @@ def build_supervised(
             options, spec, config.network, precision, device, config.run.seed
         )
     if config.augment != AugmentConfig():
-        algorithm.augment = build_augment(
-            config.augment, device, flip_pairs=spec.flip_pairs, ignore_index=spec.ignore_index
-        )
+        algorithm.augment = build_augment(config.augment, spec, device)
     return algorithm
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from murmur.benchmarks._augment_loop import ImageLoop
 from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import ROOT
+from murmur.env_service.sources.size import sample_arrays
 from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
 from murmur.learner_service.device.device import keep_freed_memory
 from murmur.learner_service.preprocess.augment.building import build_augment
@@ -36,6 +37,7 @@ from murmur.learner_service.preprocess.augment.presets import (
     parameters,
 )
 from murmur.shared.config.experiment import AugmentConfig
+from murmur.shared.wire.samples import SampleSpec
 
 DESCRIPTION = (
     "augmentation of 32 images of 512 x 512 on the device beside an OpenCV loop (targets: 40 "
@@ -45,6 +47,15 @@ NEEDS = ("cv2",)
 
 FLIP_PAIRS = ((4, 5), (6, 7))
 _CLASSES, _OUTSIDE = 19, 255
+_SPEC = SampleSpec(
+    "faces",
+    sample_arrays((512, 512)),
+    (1, 1),
+    "0" * 64,
+    tuple(map(str, range(_CLASSES))),
+    _OUTSIDE,
+    FLIP_PAIRS,
+)
 _PRESETS = ("minimal", "standard", "strong")
 _CPU = torch.device("cpu")
 LARGEST_DIFFERENCE = 0.02  # of the two paths' images, on average, as a share of the range
@@ -91,7 +102,7 @@ def make_batch(count: int, side: int) -> dict[str, Tensor]:
 
 def _augment(preset: str, device: torch.device) -> SampleAugment:
     config = AugmentConfig.model_validate({"preset": preset})
-    found = build_augment(config, device, flip_pairs=FLIP_PAIRS, ignore_index=_OUTSIDE)
+    found = build_augment(config, _SPEC, device)
     assert isinstance(found, SampleAugment)
     return found
 

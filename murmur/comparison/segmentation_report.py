@@ -127,12 +127,7 @@ def _augmented(trained: Trained, image: Picture, mask: Picture, count: int) -> P
         count: number of augmented examples.
     """
     spec = trained.spec
-    augment = build_augment(
-        trained.config.augment,
-        torch.device("cpu"),
-        flip_pairs=spec.flip_pairs,
-        ignore_index=spec.ignore_index,
-    )
+    augment = build_augment(trained.config.augment, spec, torch.device("cpu"))
     augment.advance(_END, _END)
     batch = {
         IMAGE: torch.from_numpy(image).expand(count, -1, -1, -1),

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from murmur.env_service.sources.size import sample_arrays
 from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
 from murmur.learner_service.preprocess.augment.base import Augment
 from murmur.learner_service.preprocess.augment.building import build_augment, build_rl_augment
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.config.symmetry import ArrayChange, Symmetry
+from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from tests.pretend_cuda import Kind, pretend_cuda
 from tests.pretend_cuda.cases import SIDE, Case, make_spec
@@ -27,6 +29,10 @@ SPEC = EnvSpec(
 )
 RL = ("random-shift", "symmetry")
 
+SAMPLES = SampleSpec(
+    "toy", sample_arrays((12, 16)), (1, 1), "0" * 64, tuple("abcde"), flip_pairs=((1, 2),)
+)
+
 
 def build(options: dict[str, Any], device: torch.device) -> Augment:
     config = validate(AugmentConfig, options)
@@ -34,7 +40,7 @@ def build(options: dict[str, Any], device: torch.device) -> Augment:
         found = build_rl_augment(config, SPEC, device)
         assert found is not None
         return found
-    return build_augment(config, device, flip_pairs=[(1, 2)])
+    return build_augment(config, SAMPLES, device)
 
 
 def batch(preset: str) -> dict[str, torch.Tensor]:

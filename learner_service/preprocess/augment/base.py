@@ -1,6 +1,6 @@
 """The contract of an augmentation.
 
-    augment = build_augment(config, device, flip_pairs=spec.flip_pairs)
+    augment = build_augment(config, spec, device)
     batch = augment({"image": images, "mask": masks}, generator)
 
 A call runs on the device from end to end: all random numbers come from the generator, no value is

@@ -11,18 +11,13 @@ from murmur.learner_service.preprocess.augment.shift import Colour, RandomShift
 from murmur.learner_service.preprocess.augment.symmetry import Symmetries
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import AGENT_CELL, EnvSpec
 
 _BACKGROUND = 0
 
 
-def build_augment(
-    config: AugmentConfig,
-    device: torch.device,
-    *,
-    flip_pairs: Sequence[tuple[int, int]] = (),
-    ignore_index: int = 255,
-) -> Augment:
+def build_augment(config: AugmentConfig, spec: SampleSpec, device: torch.device) -> Augment:
     """The augmentation of samples with masks.
 
     It takes "image" [B, C, H, W], uint8 or float in [0, 1], and "mask" [B, H, W] uint8, and returns
@@ -37,10 +32,10 @@ def build_augment(
             f"augment.preset={config.preset} is for environments, not for samples with masks; use "
             "none, minimal, standard, strong or progressive"
         )
-    outside = ignore_index if config.outside == "ignore" else _BACKGROUND
+    outside = spec.ignore_index if config.outside == "ignore" else _BACKGROUND
 
     def preset(name: str) -> Augment:
-        return SampleAugment(strength_of(name, config.bounds()), device, flip_pairs, outside)
+        return SampleAugment(strength_of(name, config.bounds()), device, spec.flip_pairs, outside)
 
     if config.preset == "progressive":
         first, then = preset(config.first), preset(config.then)

@@ -5,16 +5,22 @@ from dataclasses import replace
 import pytest
 import torch
 
+from murmur.env_service.sources.size import sample_arrays
 from murmur.learner_service.preprocess.augment.base import Augment
 from murmur.learner_service.preprocess.augment.building import build_augment, build_rl_augment
 from murmur.learner_service.preprocess.augment.presets import STRENGTHS, Strength, strength_of
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import AGENT_CELL, ArraySpec, Discrete, EnvSpec
 
 CPU = torch.device("cpu")
 PRESETS = ("none", "minimal", "standard", "strong", "progressive")
+
+SPEC = SampleSpec(
+    "toy", sample_arrays((12, 16)), (1, 1), "0" * 64, tuple("abcde"), flip_pairs=((1, 2),)
+)
 
 
 def samples(count: int = 6) -> dict[str, torch.Tensor]:
@@ -27,7 +33,7 @@ def samples(count: int = 6) -> dict[str, torch.Tensor]:
 
 
 def build(**options: object) -> Augment:
-    return build_augment(validate(AugmentConfig, options), CPU, flip_pairs=[(1, 2)])
+    return build_augment(validate(AugmentConfig, options), SPEC, CPU)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
