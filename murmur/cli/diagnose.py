@@ -276,7 +276,6 @@ def plan(
     from murmur.plan.forecast import Size, as_dict, forecast, gains, sizes_up_to
     from murmur.plan.setup import basis_of
     from murmur.plan.show import show
-    from murmur.plan.stated import network as network_of
     from murmur.runs.run_folder import RunFolder
     from murmur.shared.config.files import load
 
@@ -304,4 +303,4 @@ def plan(
         rest = {"twice": better, "costs": vars(basis.costs), "sources": sources}
         print(json.dumps({"forecasts": forecasts, **rest}, indent=2), file=stdout, flush=True)
         return
-    show(seen, better, sources, Console(), network=network_of(network).what)
+    show(seen, better, sources, Console(), network=basis.network.what)

@@ -270,10 +270,10 @@ def render(
         run = find_run(target, config)
         settings = run.config()
         if settings.supervised:
-            from murmur.comparison.segmentation_report import SHOWN, draw_samples
+            from murmur.comparison.segmentation_report import draw_samples
 
             file = out or run.path / "masks.png"
-            draw_samples(run, file, checkpoint=checkpoint, count=SHOWN)
+            draw_samples(run, file, checkpoint)
             print_plain(console, f"written: {file}")
             return
         title, file = settings.run.name, out or run.path / f"episode-{seed}.gif"
@@ -317,12 +317,13 @@ def report(
     run = find_run(target)
     file = out or run.path / "report.html"
     if run.config().supervised:
-        from murmur.comparison.segmentation_report import write_segmentation_report
+        from murmur.comparison.segmentation_report import render_segmentation_page
 
-        write_segmentation_report(run, file, checkpoint=checkpoint, say=say)
+        page = render_segmentation_page(run, checkpoint, say)
     else:
         results = evaluate_all(run, checkpoint, episodes, first_seed, fresh=fresh, say=say)
-        write_output(file, render_page(run, results))
+        page = render_page(run, results)
+    write_output(file, page)
     say(f"written: {file}")
 
 

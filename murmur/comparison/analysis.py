@@ -195,6 +195,10 @@ def _result(name: str, unit: str, scores: dict[str, Scores], sign: float) -> Tas
     thresholds = _thresholds(scores)
     order = sorted(scores, key=lambda group: -sign * float(interquartile_mean(scores[group])))
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
+
+    def share_above(drawn: Scores) -> Scores:
+        return performance_profile(sign * drawn, sign * thresholds)
+
     return TaskResult(
         name,
         unit,
@@ -204,7 +208,7 @@ def _result(name: str, unit: str, scores: dict[str, Scores], sign: float) -> Tas
             (a, b): estimate(probability_of_improvement, sign * scores[a], sign * scores[b])
             for a, b in pairs
         },
-        {group: _profile(scores[group], thresholds, sign) for group in order},
+        {group: _line(thresholds, share_above, scores[group]) for group in order},
     )
 
 
@@ -214,13 +218,6 @@ def _thresholds(scores: dict[str, Scores]) -> Scores:
     high = max(float(s.max()) for s in scores.values())
     margin = 0.02 * ((high - low) or abs(high) or 1.0)
     return np.linspace(low - margin, high + margin, _POINTS)
-
-
-def _profile(scores: Scores, thresholds: Scores, sign: float) -> Line:
-    def share(drawn: Scores) -> Scores:
-        return performance_profile(sign * drawn, sign * thresholds)
-
-    return _line(thresholds, share, scores)
 
 
 def _line(x: Scores, statistic: Callable[[Scores], Scores], scores: Scores) -> Line:

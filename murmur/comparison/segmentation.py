@@ -14,6 +14,7 @@ from murmur.env_service.sources.source import BrokenSample, Source, make_source,
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.export.segmentation import Trained, load_segmentation
 from murmur.learner_service.learning.confusion import Counts, f_scores, overlaps, scores
+from murmur.learner_service.telemetry.figures import Picture
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.wire.notices import Notices
@@ -21,7 +22,6 @@ from murmur.shared.wire.samples import IMAGE, MASK, sample_difference
 from murmur.text import number, plain, screen_table
 
 Say = Callable[[str], None]
-Picture = NDArray[np.uint8]
 _BATCH = 16
 _DRAWS = 1000  # of a bootstrap
 _SUFFIXES = (".jpg", ".jpeg", ".png")

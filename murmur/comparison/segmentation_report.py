@@ -34,7 +34,7 @@ from murmur.shared.process.files import write_output
 from murmur.shared.wire.samples import IMAGE, MASK
 from murmur.text import number
 
-SHOWN = 6  # images of a page
+_SHOWN = 6  # images of a page
 _AUGMENTED = 7
 _END = 1 << 40  # an epoch and an update after any that changes the preset
 _READINGS = {
@@ -47,8 +47,8 @@ _READINGS = {
 }
 
 
-def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say: Say) -> None:
-    """Measure the run's network, then write the page.
+def render_segmentation_page(run: RunFolder, checkpoint: str, say: Say) -> str:
+    """Measure the run's network, and render the page as HTML.
 
     Raises:
         MurmurError: if the user can fix the cause.
@@ -62,7 +62,7 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         source = open_source(trained)
         say(f"measuring {file.name} on {source.spec.size('valid')} images")
         measured = measure(trained, source)
-        images, truth = _samples(source, "valid", SHOWN)
+        images, truth = _samples(source, "valid", _SHOWN)
         image, mask = (some[0] for some in _samples(source, "train", 1))
         pictures = {
             "compared": compared(images, truth, predict(trained, images), len(measured.classes)),
@@ -80,7 +80,7 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         "updates": number(last.get("updates", 0)),
         "images trained": number(last.get("rows_trained", 0)),
     }
-    page = render_template(
+    return render_template(
         "segmentation.html.j2",
         **page_parts(run, facts, progress),
         **results,
@@ -88,10 +88,9 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         preset=config.augment.preset,
         learning=_learning_charts(progress, evaluations),
     )
-    write_output(out, page)
 
 
-def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> None:
+def draw_samples(run: RunFolder, out: Path, checkpoint: str) -> None:
     """Write a PNG: validation images, their masks, and the predicted masks.
 
     Raises:
@@ -100,7 +99,7 @@ def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> N
     if out.suffix != ".png":
         raise ConfigError(f"'{out}': pictures of a run with a source are written as .png")
     trained, _ = load_trained(run, checkpoint)
-    images, truth = _samples(open_source(trained), "valid", count)
+    images, truth = _samples(open_source(trained), "valid", _SHOWN)
     predicted = predict(trained, images)
     write_output(out, png(compared(images, truth, predicted, len(trained.spec.classes))))
 

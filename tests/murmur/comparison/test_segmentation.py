@@ -19,7 +19,7 @@ from murmur.comparison.segmentation import (
     open_source,
     segment_folder,
 )
-from murmur.comparison.segmentation_report import write_segmentation_report
+from murmur.comparison.segmentation_report import render_segmentation_page
 from murmur.learner_service.checkpoint.contents import source_text
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.precision import Precision
@@ -166,10 +166,9 @@ def test_render_draws_images_masks_and_predictions(run: RunFolder, tmp_path: Pat
     assert "are written as .png" in said
 
 
-def test_report_is_one_page_with_scores_and_pictures(run: RunFolder, tmp_path: Path) -> None:
+def test_report_is_one_page_with_scores_and_pictures(run: RunFolder) -> None:
     said: list[str] = []
-    write_segmentation_report(run, tmp_path / "page.html", checkpoint="best", say=said.append)
-    page = (tmp_path / "page.html").read_text()
+    page = render_segmentation_page(run, "best", said.append)
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
@@ -185,9 +184,9 @@ def test_a_run_without_checkpoint_has_a_page_too(run: RunFolder, tmp_path: Path)
     empty = RunFolder.create(run.config(), tmp_path / "portraits-2")
     empty.write_config(run.config())
     said: list[str] = []
-    write_segmentation_report(empty, tmp_path / "page.html", checkpoint="best", say=said.append)
+    page = render_segmentation_page(empty, "best", said.append)
     assert "no network to measure" in said[0]
-    assert "source.size" in (tmp_path / "page.html").read_text()
+    assert "source.size" in page
 
 
 def test_another_data_set_is_not_measured(run: RunFolder) -> None:
