@@ -143,7 +143,16 @@ def export_segmentation(
     example = {IMAGE: _picture(_EXAMPLE, 0)}
     height, width = (torch.export.Dim(side, min=2, max=8192) for side in ("height", "width"))
     sides = {0: torch.export.Dim("rows", min=1), 2: height, 3: width}
-    about = _description(trained, source, state["progress"]["updates"])
+    about = {
+        "format": FORMAT_VERSION,
+        "algorithm": trained.config.algorithm.name,
+        "checkpoint": source,
+        "updates": state["progress"]["updates"],
+        "spec": asdict(trained.spec),
+        "inputs": [{"name": IMAGE, "dtype": "uint8", "shape": [3, "height", "width"]}],
+        "outputs": [MASK, _LOGITS],
+        "classes": list(trained.spec.classes),
+    }
     samples = ({IMAGE: _picture(shape, seed)} for seed, shape in enumerate(_CHECKED))
     check = Check(samples, lambda o, t: {_LOGITS: (o[_LOGITS], t[_LOGITS])}, _TOLERANCE)
     return write_exported(trained.segmenter, example, {IMAGE: sides}, kind, path, about, check)
@@ -153,17 +162,3 @@ def _picture(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Noise."""
     pixels = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     return torch.from_numpy(pixels)
-
-
-def _description(trained: Trained, source: str, updates: int) -> dict[str, Any]:
-    """Return the file's description of itself."""
-    return {
-        "format": FORMAT_VERSION,
-        "algorithm": trained.config.algorithm.name,
-        "checkpoint": source,
-        "updates": updates,
-        "spec": asdict(trained.spec),
-        "inputs": [{"name": IMAGE, "dtype": "uint8", "shape": [3, "height", "width"]}],
-        "outputs": [MASK, _LOGITS],
-        "classes": list(trained.spec.classes),
-    }

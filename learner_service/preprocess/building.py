@@ -162,7 +162,7 @@ def build_transforms(
                 "augment.preset=symmetry mirrors observations in the environment's own units; set "
                 f"{NORMALISE}=false"
             )
-        parts.append(NormalizeObservations(spec, slices, counted, group, device))
+        parts.append(NormalizeObservations(spec, slices, counted, group))
     if frozen:
         parts.append(HideFrozen(frozen, slices, device))
     changes: Augment | None = None

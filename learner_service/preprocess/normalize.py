@@ -43,21 +43,16 @@ class NormalizeObservations(nn.Module, Transform):
     acts = True
 
     def __init__(
-        self,
-        spec: EnvSpec,
-        slices: tuple[int, ...],
-        learns: Tensor,
-        group: Group,
-        device: torch.device,
+        self, spec: EnvSpec, slices: tuple[int, ...], learns: Tensor, group: Group
     ) -> None:
         """Begin with no rows.
 
         Args:
             spec: spec of the environment.
             slices: the parameter group of each agent.
-            learns: [A] mask, 0 for a frozen agent; its rows are not taken in.
+            learns: [A] mask on the device of batches, 0 for a frozen agent; its rows are not taken
+                in.
             group: ranks whose rows are taken in.
-            device: device of batches.
 
         Raises:
             ConfigError: if the environment observes images alone.
@@ -79,8 +74,8 @@ class NormalizeObservations(nn.Module, Transform):
             )
         self._moments = dict[str, RunningMoments]()
         for name, array in self._arrays.items():
-            sharing = sharing_agents(slices if array.per_agent else (0,), device)
-            self._moments[name] = RunningMoments(sharing, array.shape).to(device)
+            sharing = sharing_agents(slices if array.per_agent else (0,), learns.device)
+            self._moments[name] = RunningMoments(sharing, array.shape).to(learns.device)
         # Names of modules have no dots.
         modules = {name.replace(".", "/"): moments for name, moments in self._moments.items()}
         self.moments = nn.ModuleDict(modules)

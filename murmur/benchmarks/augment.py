@@ -34,7 +34,6 @@ from murmur.learner_service.preprocess.augment.presets import (
     STRENGTHS,
     Draws,
     SampleAugment,
-    parameters,
 )
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.wire.samples import SampleSpec
@@ -111,9 +110,7 @@ def both(
     preset: str, batch: Mapping[str, Tensor], seed: int, device: torch.device = _CPU
 ) -> tuple[Any, Any]:
     """Return both paths, device and loop, as calls without arguments, with the same parameters."""
-    drawn = Draws(*parameters(STRENGTHS[preset]), _CPU)(
-        len(batch["image"]), torch.Generator().manual_seed(seed)
-    )
+    drawn = Draws(STRENGTHS[preset], _CPU)(len(batch["image"]), torch.Generator().manual_seed(seed))
     augment, loop = _augment(preset, device), ImageLoop(FLIP_PAIRS, _OUTSIDE)
     there = [{name: x.to(device) for name, x in of.items()} for of in (batch, drawn)]
     images = batch["image"].permute(0, 2, 3, 1).contiguous().numpy()

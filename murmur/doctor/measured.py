@@ -195,13 +195,7 @@ def measure(before: Snapshot, after: Snapshot, steps: float | None = None) -> Me
         min(learn_s, lack.get("learner", 0.0)) / span,
         act_computes,
         learn_computes,
-        _workers(
-            before,
-            after,
-            inference,
-            min(1.0, lack.get("inference", 0.0) / (act_s or 1.0)),
-            lack.get("grpc", 0.0) / span,
-        ),
+        _workers(before, after, inference, act_s, lack),
         _machine(before, after, cpu, lack),
         after.machine_busy,
     )
@@ -239,8 +233,8 @@ def _workers(
     before: Snapshot,
     after: Snapshot,
     inference: Mapping[str, float],
-    act_lacks: float,
-    grpc_lacks: float,
+    act_s: float,
+    lacks: Mapping[str, float],
 ) -> Workers | None:
     """Split the workers' time; None without their ledgers.
 
@@ -248,8 +242,8 @@ def _workers(
         before: earlier snapshot.
         after: later snapshot.
         inference: seconds of the inference thread by state.
-        act_lacks: share of the time of acting without a processor.
-        grpc_lacks: share of the time in which the learner's thread of messages has no processor.
+        act_s: seconds of acting.
+        lacks: seconds in which the learner's threads have no processor, by thread.
     """
     old, new = before.servers, after.servers
     if old is None or new is None or new.time <= old.time:
@@ -274,7 +268,9 @@ def _workers(
     thread = max(sum(inference.values()), 1e-9)
     away -= answer
     away -= min(away, inference.get("wait_learning", 0.0) / thread)
-    held = min(away, grpc_lacks)  # nor is one that the learner has no processor to take or send
+    # Nor is one that the learner has no processor to take or send.
+    held = min(away, lacks.get("grpc", 0.0) / (after.time - before.time))
+    act_lacks = min(1.0, lacks.get("inference", 0.0) / (act_s or 1.0))
     return Workers(
         total / span,
         step - compute - lack_in_step,

@@ -149,27 +149,21 @@ class Parameter:
 class Draws:
     """Draws parameters: name -> [N] float32."""
 
-    def __init__(
-        self,
-        parameters: Mapping[str, Parameter],
-        gates: Mapping[str, float],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, strength: Strength, device: torch.device) -> None:
         """Lay constants out on the device.
 
         Args:
-            parameters: parameters to draw, by name.
-            gates: probability of each gate.
+            strength: bounds, see `parameters`.
             device: device to draw on.
         """
+        found, gates = parameters(strength)
         self._device = device
-        self._names = tuple(parameters)
-        names = [*gates]
+        self._names, names = tuple(found), [*gates]
 
         def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.tensor(values, dtype=dtype).unsqueeze(1).to(device)
 
-        every = parameters.values()
+        every = found.values()
         self._low = column([p.low for p in every])
         self._span = column([p.high - p.low for p in every])
         self._neutral = column([p.neutral for p in every])
@@ -233,8 +227,7 @@ class SampleAugment(Augment):
             outside: the class of what a warp shows from outside.
         """
         self.strength, self._outside = strength, outside
-        found, gates = parameters(strength)
-        self._draws = Draws(found, gates, device)
+        self._draws = Draws(strength, device)
         self._coordinates = cache(partial(coordinates, device))
         self._classes = swap_table(flip_pairs, device)
 

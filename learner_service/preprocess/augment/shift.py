@@ -13,7 +13,6 @@ from murmur.learner_service.preprocess.augment.base import Augment, Batch
 from murmur.learner_service.preprocess.augment.presets import (
     STRENGTHS,
     Draws,
-    parameters,
     to_unit,
 )
 
@@ -88,7 +87,7 @@ class Colour(Augment):
         colours = replace(
             STRENGTHS["standard"], flip_probability=0, rotation_probability=0, affine_probability=0
         )
-        self._names, self._draws = tuple(names), Draws(*parameters(colours), device)
+        self._names, self._draws = tuple(names), Draws(colours, device)
 
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
         """See Augment; images keep their type."""
