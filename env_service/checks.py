@@ -372,9 +372,6 @@ class _Check:
         """Return the problems, each with the row in which it was first seen."""
         return [f"{problem} (first in row {row})" for problem, row in self.problems.items()]
 
-    def _problem(self, text: str, row: int) -> None:
-        self.problems.setdefault(text, row)
-
     def play(
         self, if_it_differs: str, hint: str, seeds: Sequence[int], rows: int, every: int
     ) -> bool:
@@ -398,18 +395,18 @@ class _Check:
         if different is None:
             return True
         row, names = different
-        self._problem(f"{if_it_differs}: {', '.join(names)}; {hint}", row)
+        self.problems.setdefault(f"{if_it_differs}: {', '.join(names)}; {hint}", row)
         return False
 
     def _close(self, environment: VectorEnvironment) -> None:
         try:
             environment.close()
         except Exception as error:
-            self._problem(f"close raises {type(error).__name__}: {error}", 0)
+            self.problems.setdefault(f"close raises {type(error).__name__}: {error}", 0)
 
     def _stop(self, text: str, row: int) -> None:
         """Record a problem that ends the play."""
-        self._problem(text, row)
+        self.problems.setdefault(text, row)
         self.broken = True
 
     def _play(
@@ -421,7 +418,7 @@ class _Check:
             self._stop(f"num_envs is {environment.num_envs} where {n} were asked for", 0)
             return None
         if environment.spec != self.spec:
-            self._problem("spec depends on the number of copies", 0)
+            self.problems.setdefault("spec depends on the number of copies", 0)
         ages = np.zeros(n, np.int64)
         restart = np.ones(n, np.bool_)
         previous: TimeStep | None = None
@@ -489,9 +486,9 @@ class _Check:
         layout = timestep_layout(self.spec, n)
         before = len(self.problems)
         for problem in layout.errors(layout.arrays(timestep)):
-            self._problem(problem, row)
+            self.problems.setdefault(problem, row)
         for name in named_arrays(timestep).keys() - set(layout.labels):
-            self._problem(f"{name} is not in the spec", row)
+            self.problems.setdefault(f"{name} is not in the spec", row)
         return len(self.problems) == before
 
     def _check_rows(
@@ -505,7 +502,7 @@ class _Check:
             kind = _NUMBER.sub("", problem)
             if kind not in self._breaches:
                 self._breaches.add(kind)
-                self._problem(problem, row)
+                self.problems.setdefault(problem, row)
 
     def _compare(
         self, timestep: TimeStep, seeds: Sequence[int], ages: NDArray[np.int64]

@@ -10,7 +10,6 @@ import math
 import os
 import random
 import signal
-import sys
 import time
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -37,6 +36,7 @@ from murmur.shared.process.process import (
     Backoff,
     configure_logging,
     die_with_parent,
+    end_process,
     new_event_loop,
     wake_without_preempting,
 )
@@ -432,10 +432,7 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
         heartbeat.closing = True
     # What libraries have registered runs, but threads that an environment left are not waited for.
     atexit._run_exitfuncs()
-    with contextlib.suppress(Exception):  # an environment may have closed the files
-        logging.shutdown()
-        sys.stdout.flush()
-    os._exit(code)
+    end_process(code)
 
 
 async def _watch(heartbeat: Heartbeat, stop: asyncio.Event) -> None:

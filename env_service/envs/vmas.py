@@ -26,6 +26,7 @@ from murmur.env_service.environment import VectorEnvironment, blank_timestep
 from murmur.shared.config import Section
 from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.traces import error_message
 from murmur.shared.wire.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
@@ -265,10 +266,9 @@ def _make(config: Config, num_envs: int) -> Any:
             **config.arguments,
         )
     except Exception as error:  # whatever a scenario says to its arguments
-        message = " ".join(str(error).split())
         raise ConfigError(
             f"VMAS scenario '{config.scenario}' with environment.arguments {config.arguments} "
-            f"raised {type(error).__name__}: {message}"
+            f"raised {error_message(error)}"
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,7 @@ class EvaluationResult:
             "policy": self.policy,
             "first_seed": self.first_seed,
             "episodes": len(next(iter(self.metrics.values()))),
-            "summary": {
-                name: {slot: getattr(s, slot) for slot in Summary.__slots__}
-                for name, s in self.summary().items()
-            },
+            "summary": {name: asdict(summary) for name, summary in self.summary().items()},
             "metrics": {name: values.tolist() for name, values in self.metrics.items()},
             "mean_curves": {name: _no_nan(values) for name, values in means.items()},
         }
@@ -92,19 +89,12 @@ def joined_result(
 ) -> EvaluationResult:
     """Join the curves of several sessions, and read the values at the episodes' ends."""
     longest = max(part["return"].shape[1] for part in parts)
-    curves = {
-        name: np.concatenate(
-            [
-                np.pad(
-                    part[name],
-                    ((0, 0), (0, longest - part[name].shape[1])),
-                    constant_values=np.nan,
-                )
-                for part in parts
-            ]
-        )
-        for name in parts[0]
-    }
+
+    def widened(curve: NDArray[np.float64]) -> NDArray[np.float64]:
+        missing = (0, 0), (0, longest - curve.shape[1])
+        return np.pad(curve, missing, constant_values=np.nan)
+
+    curves = {name: np.concatenate([widened(p[name]) for p in parts]) for name in parts[0]}
     rows = (~np.isnan(curves["return"])).sum(axis=1)  # of each episode, the start included
     metrics = {name: curve[np.arange(len(rows)), rows - 1] for name, curve in curves.items()}
     return EvaluationResult(environment, policy, first_seed, metrics, curves)

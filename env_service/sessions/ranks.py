@@ -14,8 +14,8 @@ import random
 import socket
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Self, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Self, TypeVar
 
 import grpc
 from grpc import aio
@@ -40,7 +40,6 @@ _FULL_S = 10.0  # a learner that refused a session because it was full is avoide
 
 
 AnyStream = TypeVar("AnyStream", bound=Call)
-LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
 
 
 async def look_up(name: str) -> list[str]:
@@ -241,7 +240,6 @@ class Ranks:
         *roles: Role,
         first_turn: int = 0,
         number: int | None = None,
-        look_up: LookUp = look_up,
     ) -> None:
         """Prepare to connect to env_server.learner; nothing is connected or looked up yet.
 
@@ -253,7 +251,6 @@ class Ranks:
                 take turns among learners of equal load.
             number: number of the learner that all sessions stay with, modulo their number; None:
                 sessions are balanced.
-            look_up: function from a name to its addresses.
 
         Raises:
             ConfigError: if the addresses or the credentials cannot be used; see Connection.
@@ -263,7 +260,6 @@ class Ranks:
         self._metrics = metrics
         self._roles = roles
         self._number = number
-        self._look_up = look_up
         self.reconnect = ReconnectPolicy(config.env_server, metrics)
         addresses = learner_addresses(config.env_server.learner)
         names = [name_and_port(address) for address in addresses]
@@ -465,7 +461,7 @@ class Ranks:
     async def _refresh(self) -> None:
         """Resolve the name; a failure changes nothing."""
         try:
-            hosts = await self._look_up(self._name)
+            hosts = await look_up(self._name)
         except OSError:
             return
         if len(hosts) > 1 or (hosts and self._looked_up):

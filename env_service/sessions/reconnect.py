@@ -27,6 +27,17 @@ FINAL = {
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
+# A part of gRPC's text about a failed connection -> its cause and fix; the first one counts.
+_ADVICE = {
+    "certificate has expired": "the learner's certificate has ended: renew it there with "
+    "`murmur certs --renew`",
+    "CERTIFICATE_VERIFY_FAILED": "the learner's certificate is of another authority than "
+    "security.folder's ca.pem",
+    "WRONG_VERSION_NUMBER": "the learner speaks plain text, security.folder is set here",
+    "Socket closed": "the learner wants a certificate that it knows: see security.folder; one that "
+    "has ended must be renewed",
+    "Connection refused": "no process listens there: start it, or set env_server.learner",
+}
 
 
 class Disconnected(Exception):  # noqa: N818 - an event; reconnecting handles it
@@ -118,23 +129,4 @@ def _handshake_advice(learner: str, details: str) -> str:
     if proxy := proxy_in_use(learner):
         host = learner.rpartition(":")[0]
         return f"the connection goes through the proxy of {proxy}: set no_proxy={host} to avoid it"
-    for sign, advice in (
-        (
-            "certificate has expired",
-            "the learner's certificate has ended: renew it there with `murmur certs --renew`",
-        ),
-        (
-            "CERTIFICATE_VERIFY_FAILED",
-            "the learner's certificate is of another authority than security.folder's ca.pem",
-        ),
-        ("WRONG_VERSION_NUMBER", "the learner speaks plain text, security.folder is set here"),
-        (
-            "Socket closed",
-            "the learner wants a certificate that it knows: see security.folder; one that has "
-            "ended must be renewed",
-        ),
-        ("Connection refused", "no process listens there: start it, or set env_server.learner"),
-    ):
-        if sign in details:
-            return advice
-    return ""
+    return next((advice for sign, advice in _ADVICE.items() if sign in details), "")

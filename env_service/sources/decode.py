@@ -109,13 +109,12 @@ def read_file(path: Path) -> bytes:
     return data
 
 
-def read_header(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Header:
+def read_header(data: bytes, name: str) -> Header:
     """Read kind and size of an image, without decoding it.
 
     Args:
         data: whole file.
         name: name of the file, for messages.
-        max_pixels: largest number of pixels accepted.
 
     Raises:
         BrokenSample: if it is no JPEG or PNG ("format"), damaged ("unreadable") or too large
@@ -131,10 +130,10 @@ def read_header(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Header:
         raise BrokenSample("format", f"{name} is neither a JPEG nor a PNG file")
     if not header.width or not header.height:
         raise BrokenSample("unreadable", f"{name} says that it is {header.width}×{header.height}")
-    if header.width * header.height > max_pixels:
+    if header.width * header.height > MAX_PIXELS:
         raise BrokenSample(
             "too_large",
-            f"{name} says that it is {header.width}×{header.height}, at most {max_pixels} pixels "
+            f"{name} says that it is {header.width}×{header.height}, at most {MAX_PIXELS} pixels "
             "are read",
         )
     return header
@@ -287,7 +286,6 @@ def decode_image(
     data: bytes,
     name: str,
     at_least: tuple[int, int] = (0, 0),
-    max_pixels: int = MAX_PIXELS,
     *,
     known: bool = False,
 ) -> tuple[NDArray[np.uint8], Header]:
@@ -298,7 +296,6 @@ def decode_image(
         name: name of the file, for messages.
         at_least: (height, width) that the caller resizes to; a JPEG of twice, four or eight times
             that is decoded at a half, a quarter or an eighth, several times faster. (0, 0): no.
-        max_pixels: largest number of pixels accepted.
         known: true if these bytes were decoded before without damage.
 
     Returns:
@@ -309,7 +306,7 @@ def decode_image(
     """
     import cv2
 
-    header = read_header(data, name, max_pixels)
+    header = read_header(data, name)
     flags = cv2.IMREAD_COLOR
     if header.kind == "png":
         data = _plain_png(data, header, as_grey=False)
@@ -323,15 +320,12 @@ def decode_image(
     return decode(data, flags, name, known), header
 
 
-def decode_mask(
-    data: bytes, name: str, max_pixels: int = MAX_PIXELS, *, known: bool = False
-) -> tuple[NDArray[np.uint8], Header]:
+def decode_mask(data: bytes, name: str, *, known: bool = False) -> tuple[NDArray[np.uint8], Header]:
     """Decode the class indices of a PNG: grey values of any depth, or palette indices.
 
     Args:
         data: whole file.
         name: name of the file, for messages.
-        max_pixels: largest number of pixels accepted.
         known: true if these bytes were decoded before without damage.
 
     Returns:
@@ -343,7 +337,7 @@ def decode_mask(
     """
     import cv2
 
-    header = read_header(data, name, max_pixels)
+    header = read_header(data, name)
     if header.kind != "png":
         raise BrokenSample(
             "mask_format", f"{name} is a JPEG, which does not keep class indices: save it as PNG"

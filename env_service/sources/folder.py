@@ -12,7 +12,8 @@ broken sample, with the file's name.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -380,21 +381,18 @@ def _refuse_colours(masks: Sequence[Path]) -> None:
     raise ConfigError(f"the masks are no class indices: {detail}")
 
 
-def _pairs(named: Iterable[tuple[str, str]], classes: Sequence[str]) -> tuple[tuple[int, int], ...]:
+def _pairs(named: Sequence[tuple[str, str]], classes: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """Convert pairs of names to pairs of indices.
 
     Raises:
         ConfigError: for a name that no class has.
     """
-    pairs = []
-    for pair in named:
-        for name in pair:
-            if name not in classes:
-                raise ConfigError(
-                    f"source.flip_pairs names '{name}'; the classes are {', '.join(classes)}"
-                )
-        pairs.append((classes.index(pair[0]), classes.index(pair[1])))
-    return tuple(pairs)
+    for name in chain.from_iterable(named):
+        if name not in classes:
+            raise ConfigError(
+                f"source.flip_pairs names '{name}'; the classes are {', '.join(classes)}"
+            )
+    return tuple((classes.index(one), classes.index(other)) for one, other in named)
 
 
 def _read(file: Path, num_bytes: int) -> bytes:

@@ -19,6 +19,7 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.config.extras import extra_of, missing_advice
 from murmur.shared.config.plugins import plugin_failures, resolve_plugin
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.traces import error_message
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.samples import MASK, SampleSpec
 from murmur.shared.wire.timestep import Array
@@ -118,8 +119,7 @@ def read_sample(source: Source, split: str, index: int) -> dict[str, Array]:
     except (BrokenSample, MemoryError):
         raise
     except Exception as error:
-        message = " ".join(str(error).split())
-        raise BrokenSample("raised", f"{where} raised {type(error).__name__}: {message}") from error
+        raise BrokenSample("raised", f"{where} raised {error_message(error)}") from error
     if not isinstance(arrays, dict):
         raise BrokenSample("wrong_arrays", f"{where} is a {type(arrays).__name__}, not a dict")
     wanted = [array.name for array in source.spec.arrays]

@@ -65,14 +65,18 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return a host as an IP address; None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
 def own_client_host(host: str) -> str:
     """Return the host that local processes connect to if a service listens on `host`."""
-    host = bare_host(host)
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if not address.is_unspecified:
+    address = _ip(host := bare_host(host))
+    if address is None or not address.is_unspecified:
         return host
     return "127.0.0.1" if address.version == 4 else "::1"
 
@@ -110,11 +114,7 @@ def name_and_port(address: str) -> tuple[str, int] | None:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or not host or set(host) & set(":/[]"):
         return None
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return None if host == "localhost" else (host, int(port))
-    return None
+    return None if host == "localhost" or _ip(host) else (host, int(port))
 
 
 def is_loopback(address: str) -> bool:
@@ -126,12 +126,8 @@ def is_loopback(address: str) -> bool:
         host = host[1:].partition("]")[0]
     elif host.count(":") == 1:
         host = host.partition(":")[0]
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    ip = _ip(host)
+    return host == "localhost" if ip is None else ip.is_loopback
 
 
 def is_own(address: str) -> bool:

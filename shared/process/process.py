@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
@@ -251,8 +250,9 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def end_process(code: int) -> NoReturn:
     """End the process now, without waiting for its other threads."""
-    logging.shutdown()
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # an environment may have closed the files
+        logging.shutdown()
+        sys.stdout.flush()
     os._exit(code)
 
 
@@ -328,7 +328,6 @@ class Backoff:
     def reset(self) -> None:
         """Start again from the shortest pause."""
         self._next = self._first
-        self.since = time.monotonic()
 
     def pause_s(self) -> float:
         """Return the next pause, s, between half and all of its nominal length."""

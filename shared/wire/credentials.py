@@ -3,6 +3,7 @@
 `murmur certs` makes such folders, one for each role; docs/security.md says what they protect.
 """
 
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -116,15 +117,12 @@ class CredentialFolder:
 
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Return inode, mtime (ns) and size of each file, to notice changes; None if missing."""
-
-        def of(name: str) -> tuple[int, int, int] | None:
-            try:
+        found: dict[str, tuple[int, int, int] | None] = dict.fromkeys(FILES)
+        for name in FILES:
+            with contextlib.suppress(OSError):
                 status = (self._folder / name).stat()
-            except OSError:
-                return None
-            return status.st_ino, status.st_mtime_ns, status.st_size
-
-        return tuple(of(name) for name in FILES)
+                found[name] = status.st_ino, status.st_mtime_ns, status.st_size
+        return tuple(found.values())
 
     def _warn(self, credentials: Credentials) -> None:
         """Log once that the certificate is about to end, and once that it has ended."""

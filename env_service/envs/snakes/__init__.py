@@ -19,28 +19,17 @@ from murmur.env_service.environment import (
     ScriptedPolicy,
     VectorEnvironment,
 )
-from murmur.env_service.envs.snakes import game, observation, opponents, reward
-from murmur.env_service.envs.snakes.egocentric import (
-    SIZE,
-    STEP,
-    TURNED,
-    draw_egocentric,
-    mirrored,
-    turn_of,
-)
+from murmur.env_service.envs.snakes import egocentric, game, observation, opponents, reward
 from murmur.env_service.envs.snakes.game import (
     CELLS,
     COLUMNS,
-    MAX_STEPS,
     NUM_ACTIONS,
-    NUM_BEANS,
     NUM_SNAKES,
     ROWS,
     TEAM,
     Games,
 )
 from murmur.env_service.envs.snakes.ground import Ground, ground, survey
-from murmur.env_service.envs.snakes.observation import VECTORS, seen, vector_scale
 from murmur.shared.config import Section
 from murmur.shared.config.symmetry import ArrayChange, Symmetry, grid_change
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
@@ -170,7 +159,7 @@ def advance(
                 player = observation.seen(number, games.side[n])
                 move[player] = action[n, number]
                 if settings.turns:
-                    move[player] = TURNED[games.heading[n, player], action[n, number]]
+                    move[player] = egocentric.TURNED[games.heading[n, player], action[n, number]]
             opponents.act(games, n, move)
             game.play(games, n, move)
         if settings.turns:
@@ -180,7 +169,7 @@ def advance(
             head = games.body[n, player, 0]
             rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
             if settings.turns:
-                draw_egocentric(games, n, player, ground, rows.vectors[n, agent])
+                egocentric.draw_egocentric(games, n, player, ground, rows.vectors[n, agent])
             elif rows.vectors.shape[1]:
                 observation.draw_vector(games, n, player, settings.scale, rows.vectors[n, agent])
             if rows.images.shape[1]:
@@ -188,7 +177,7 @@ def advance(
             if rows.mask.shape[1]:
                 observation.draw_mask(games, n, player, settings.mask, legal)
                 for choice in range(NUM_ACTIONS):
-                    direction = TURNED[games.heading[n, player], choice]
+                    direction = egocentric.TURNED[games.heading[n, player], choice]
                     rows.mask[n, agent, choice] = legal[direction if settings.turns else choice]
             rows.reward[n, agent] = (
                 0.0
@@ -250,7 +239,7 @@ class Snakes(VectorEnvironment):
         self.games, self._ground = game.games(num_envs), ground()
         agents = TEAM if config.control == "team" else NUM_SNAKES
         turns = config.observation == "egocentric"
-        width = SIZE if turns else observation.VECTORS.get(config.observation, 0)
+        width = egocentric.SIZE if turns else observation.VECTORS.get(config.observation, 0)
         self._settings = Settings(
             side=_SIDES[config.side],
             opponent=_OPPONENTS[config.opponent] if config.control == "team" else opponents.GIVEN,
@@ -279,7 +268,7 @@ class Snakes(VectorEnvironment):
             ),
             action=Discrete(NUM_ACTIONS),
             metrics=reward.METRICS,
-            max_episode_steps=MAX_STEPS,
+            max_episode_steps=game.MAX_STEPS,
             symmetries=symmetries(config),
             agents=tuple(f"snake_{i}" for i in range(agents)),
         )
@@ -349,13 +338,13 @@ def symmetries(config: Config) -> tuple[Symmetry, ...]:
     """
     agents = TEAM if config.control == "team" else NUM_SNAKES
     if config.observation == "egocentric":
-        order, signs = mirrored()
-        arrays = _vector(config, agents, order, signs, [0.0] * SIZE)
+        order, signs = egocentric.mirrored()
+        arrays = _vector(config, agents, order, signs, [0.0] * egocentric.SIZE)
         return (Symmetry("left and right", arrays, (0, 1, 3, 2)),)
     found = []
     for name, (flip, turns) in _MIRRORS.items():
         grid = grid_change(ROWS, COLUMNS, flip=flip, turns=turns)
-        steps = [tuple(step) for step in STEP.tolist()]
+        steps = [tuple(step) for step in egocentric.STEP.tolist()]
         action = tuple(steps.index(grid.direction(step)) for step in steps)
         if config.observation == "images":
             changed = ("maps", STATE) if config.state else ("maps",)
@@ -385,19 +374,19 @@ def _numbers(
     config: Config, action: tuple[int, ...], *, flip: bool, turns: int
 ) -> tuple[list[int], list[float], list[float]]:
     """Return order, signs and offsets of a vector of board coordinates; see draw_vector."""
-    width = VECTORS[config.observation]
+    width, longer = observation.VECTORS[config.observation], config.observation == "vector35"
     grid = grid_change(ROWS, COLUMNS, flip=flip, turns=turns)
-    scale = vector_scale(width, config.normalize)
+    scale = observation.vector_scale(width, config.normalize)
     order, signs, offsets = list(range(width)), np.ones(width), np.zeros(width)
     for direction, new in enumerate(action):
         order[2 + new] = 2 + direction
-    beans = range(6, 6 + 2 * NUM_BEANS, 2)
-    first = 6 + 2 * NUM_BEANS + (7 if width > VECTORS["vector26"] else 0)
+    beans = range(6, 6 + 2 * game.NUM_BEANS, 2)
+    first = 6 + 2 * game.NUM_BEANS + 7 * longer
     others = range(first, first + 2 * (NUM_SNAKES - 1), 2)
     for at in chain((0,), beans, others):
         signs[at], signs[at + 1] = grid.signs
         offsets[at], offsets[at + 1] = grid.offsets * scale[at : at + 2]
-    if width > VECTORS["vector26"]:  # offsets of the nearest beans: columns, rows, distance
+    if longer:  # offsets of the nearest beans: columns, rows, distance
         for at in (16, 19):
             signs[at], signs[at + 1] = grid.signs[1], grid.signs[0]
     return order, signs.tolist(), offsets.tolist()
@@ -431,10 +420,10 @@ def _act_greedily(games: Games, turns: bool, action: NDArray[np.int32]) -> None:
         opponents.greedy(games, n, 0, move)
         opponents.greedy(games, n, TEAM, move)
         for agent in range(action.shape[1]):
-            player = seen(agent, games.side[n])
+            player = observation.seen(agent, games.side[n])
             action[n, agent] = move[player]
             if turns:
-                action[n, agent] = turn_of(games.heading[n, player], move[player])
+                action[n, agent] = egocentric.turn_of(games.heading[n, player], move[player])
 
 
 make = Snakes

@@ -222,26 +222,28 @@ def entropy_row(odds: NDArray[np.float32], out: NDArray[np.float32], scratch: Sc
 class Totals(NamedTuple):
     """Sums over the global map of each environment, kept up to date by differences.
 
+    All are [N] float64, counts too, which are exact below 2^53.
+
     Attributes:
-        weighted: [N] float64, sum of w H; w = 1 of interest, 0.5 undecided, 0 not (belief).
-        interest_entropy: [N] float64, sum of H over the cells truly of interest.
-        interest: [N] int64, cells truly of interest.
-        claimed: [N] int64, cells believed to be of interest.
-        correct: [N] int64, claimed cells that are of interest.
-        seen: [N] int64, cells looked at so far.
-        gain: [N] float64, relative gain of the last step, sum w (H_before - H) / sum w H_before
-            with w after the step.
-        newly_seen: [N] int64, cells looked at for the first time in the last step.
+        weighted: sum of w H; w = 1 of interest, 0.5 undecided, 0 not (belief).
+        interest_entropy: sum of H over the cells truly of interest.
+        interest: number of cells truly of interest.
+        claimed: number of cells believed to be of interest.
+        correct: number of claimed cells that are of interest.
+        seen: number of cells looked at so far.
+        gain: relative gain of the last step, sum w (H_before - H) / sum w H_before with w after
+            the step.
+        newly_seen: number of cells looked at for the first time in the last step.
     """
 
     weighted: NDArray[np.float64]
     interest_entropy: NDArray[np.float64]
-    interest: NDArray[np.int64]
-    claimed: NDArray[np.int64]
-    correct: NDArray[np.int64]
-    seen: NDArray[np.int64]
+    interest: NDArray[np.float64]
+    claimed: NDArray[np.float64]
+    correct: NDArray[np.float64]
+    seen: NDArray[np.float64]
     gain: NDArray[np.float64]
-    newly_seen: NDArray[np.int64]
+    newly_seen: NDArray[np.float64]
 
 
 @compiled(reassociate=True)

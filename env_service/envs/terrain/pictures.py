@@ -133,18 +133,9 @@ def _draw_team(
             )
             axis.plot(*path[0, :2], marker="s", color=colour, markersize=5, zorder=3, clip_on=False)
         if footprints:
-            x0, x1, y0, y1 = state["footprints"][a]
-            axis.add_patch(
-                Rectangle(
-                    (x0 * cell, y0 * cell),
-                    (x1 - x0) * cell,
-                    (y1 - y0) * cell,
-                    fill=False,
-                    edgecolor=colour,
-                    linewidth=1.6,
-                    zorder=4,
-                )
-            )
+            x0, x1, y0, y1 = cell * state["footprints"][a]  # m
+            outline = {"fill": False, "edgecolor": colour, "linewidth": 1.6, "zorder": 4}
+            axis.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, **outline))
         label = f"UAV {a + 1}: {z:.0f} m" if paths else None
         draw_disc(axis, (x, y), colour, _size(z, state), label)
 

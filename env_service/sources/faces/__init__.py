@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from murmur.env_service.sources.decode import planes, resize
-from murmur.env_service.sources.faces.camera import Camera, middle
+from murmur.env_service.sources.faces.camera import middle, take_picture
 from murmur.env_service.sources.faces.canvas import Canvas
 from murmur.env_service.sources.faces.classes import CLASSES, FLIP_PAIRS
 from murmur.env_service.sources.faces.portrait import draw_portrait
@@ -73,7 +73,7 @@ class Faces:
         rng = np.random.default_rng([self._seed, SPLITS.index(split), index])
         canvas = Canvas(self._drawn)
         head = draw_portrait(canvas, rng, self._textures)
-        image = Camera(rng, self._textures).take(canvas, head, self._size)
+        image = take_picture(canvas, head, self._textures, self._size, rng)
         mask = resize(middle(canvas.mask, self._size), self._size, nearest=True)
         return {"image": planes(image), "mask": mask}
 

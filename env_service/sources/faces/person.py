@@ -96,9 +96,6 @@ class Head:
         return float((self._head @ np.array(point))[2])
 
 
-_STYLES = ("bald", "short", "curly", "bob", "long", "bun", "side")
-_STYLE_SHARES = (0.07, 0.24, 0.14, 0.16, 0.2, 0.1, 0.09)
-
 _SKINS = np.array(
     [(188, 210, 246), (150, 184, 232), (120, 158, 208), (84, 122, 178), (50, 76, 124), (32, 44, 74)]
 )
@@ -132,6 +129,11 @@ def _between(rng: np.random.Generator, table: np.ndarray, spread: float) -> Colo
     return b, g, r
 
 
+def _chosen(rng: np.random.Generator, **shares: float) -> str:
+    """Draw a name by the shares of all names, which add up to 1."""
+    return str(rng.choice([*shares], p=[*shares.values()]))
+
+
 class Look:
     """The random look of a person: colors, hair, clothes, accessories.
 
@@ -148,7 +150,9 @@ class Look:
         self.hair = any_colour(rng) if rng.random() < 0.08 else _between(rng, _HAIRS, 8)
         if rng.random() < 0.06:  # as the skin, which is hard to tell apart
             self.hair = shade(self.skin, rng.uniform(0.7, 1.05))
-        self.style = style = _STYLES[rng.choice(len(_STYLES), p=_STYLE_SHARES)]
+        self.style = style = _chosen(
+            rng, bald=0.07, short=0.24, curly=0.14, bob=0.16, long=0.2, bun=0.1, side=0.09
+        )
         covered = style in ("bob", "long") and rng.random() < 0.6
         lip = mix(self.skin, (70, 60, 190), rng.uniform(0.05, 0.7))
         as_skin = rng.random() < 0.1
@@ -164,23 +168,17 @@ class Look:
         self.volume = rng.uniform(1.05, 1.16) if flat else rng.uniform(1.1, 1.35)
         self.length = rng.uniform(0.3, 0.9) if style == "bob" else rng.uniform(1.0, 2.2)
         self.hairline = rng.uniform(-0.72, -0.5)
-        hats = ["none", "cap", "beanie", "brim", "scarf"]
-        self.hat = str(rng.choice(hats, p=[0.74, 0.08, 0.07, 0.07, 0.04]))
-        glasses = ["none", "round", "square", "dark"]
-        self.glasses = str(rng.choice(glasses, p=[0.68, 0.11, 0.11, 0.1]))
+        self.hat = _chosen(rng, none=0.74, cap=0.08, beanie=0.07, brim=0.07, scarf=0.04)
+        self.glasses = _chosen(rng, none=0.68, round=0.11, square=0.11, dark=0.1)
         self.beard = rng.uniform(0.2, 0.8) if rng.random() < 0.22 else 0.0
         self.ears_shown = (not covered or rng.random() < 0.15, not covered or rng.random() < 0.15)
-        earrings = ["none", "stud", "hoop", "drop"]
-        self.earrings = str(rng.choice(earrings, p=[0.56, 0.12, 0.16, 0.16]))
-        necklaces = ["none", "chain", "beads", "pendant"]
-        self.necklace = str(rng.choice(necklaces, p=[0.62, 0.13, 0.12, 0.13]))
+        self.earrings = _chosen(rng, none=0.56, stud=0.12, hoop=0.16, drop=0.16)
+        self.necklace = _chosen(rng, none=0.62, chain=0.13, beads=0.12, pendant=0.13)
         self.mouth_open = rng.uniform(0.04, 0.2) if rng.random() < 0.42 else 0.0
         self.smile = rng.normal(0.25, 0.5)
         self.eyes_open = 0.0 if rng.random() < 0.05 else rng.uniform(0.35, 1.1)
         self.lashes = rng.uniform(0, 1)
         self.age = max(0.0, rng.normal(0.2, 0.4))
         self.freckles = rng.random() < 0.12
-        necklines = ["round", "v", "high", "hood", "bare"]
-        self.neckline = str(rng.choice(necklines, p=[0.32, 0.24, 0.18, 0.13, 0.13]))
-        patterns = ["plain", "stripes", "checks", "dots", "knit"]
-        self.pattern = str(rng.choice(patterns, p=[0.4, 0.18, 0.14, 0.1, 0.18]))
+        self.neckline = _chosen(rng, round=0.32, v=0.24, high=0.18, hood=0.13, bare=0.13)
+        self.pattern = _chosen(rng, plain=0.4, stripes=0.18, checks=0.14, dots=0.1, knit=0.18)

@@ -321,7 +321,9 @@ def test_sync_worker_i_stays_with_learner_i_modulo_n() -> None:
     assert [workers.moved(reason) for reason in MOVES] == [0, 0, 0]
 
 
-def test_name_is_resolved_again_and_its_certificate_checked(tmp_path: Path) -> None:
+def test_name_is_resolved_again_and_its_certificate_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a headless service: one name, the addresses of the pods that are there now."""
     make_certificates(tmp_path, ["learners.test"], 30)
     credentials = CredentialFolder(tmp_path / "learner")
@@ -335,10 +337,11 @@ def test_name_is_resolved_again_and_its_certificate_checked(tmp_path: Path) -> N
             assert name == "learners.test"
             return found
 
+        monkeypatch.setattr("murmur.env_service.sessions.ranks.look_up", names)
         sections = experiment(f"learners.test:{port}", balance_every_s=0.05).model_dump()
         sections["security"]["folder"] = str(tmp_path / "environment")
         config = validate(ExperimentConfig, sections)
-        async with Ranks(config, metrics, "environment", look_up=names) as ranks:
+        async with Ranks(config, metrics, "environment") as ranks:
             sessions = [_session(config, metrics, i, stop) for i in range(4)]
             plays = [session.run(ranks.choice(4), metrics) for session in sessions]
             task = asyncio.create_task(run_until(stop, metrics, plays))
@@ -363,7 +366,9 @@ def test_name_is_resolved_again_and_its_certificate_checked(tmp_path: Path) -> N
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_numbered_learners_of_a_name_are_connected_by_number() -> None:
+def test_numbered_learners_of_a_name_are_connected_by_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Evaluations are the first learner's; the order of a name's addresses means nothing."""
     with (
         ServingLearner("127.0.0.2", rank=1, size=2) as second,
@@ -373,19 +378,23 @@ def test_numbered_learners_of_a_name_are_connected_by_number() -> None:
         async def names(_: str) -> list[str]:
             return ["127.0.0.2", "127.0.0.3"]
 
+        monkeypatch.setattr("murmur.env_service.sessions.ranks.look_up", names)
+
         async def main() -> list[str]:
             metrics = WorkerMetrics("evaluate", CollectorRegistry())
             config = trusting(f"l:{second.port}")
             chosen = []
             for number in range(3):
-                async with Ranks(config, metrics, number=number, look_up=names) as ranks:
+                async with Ranks(config, metrics, number=number) as ranks:
                     chosen.append((await ranks.choose(ranks.choice(1))).address)
             return chosen
 
         assert asyncio.run(main()) == [first.address, second.address, first.address]
 
 
-def test_name_that_cannot_be_resolved_is_used_as_it_is() -> None:
+def test_name_that_cannot_be_resolved_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def no_address(_: str) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -396,7 +405,8 @@ def test_name_that_cannot_be_resolved_is_used_as_it_is() -> None:
         config = trusting("l:1")
         metrics = WorkerMetrics("train", CollectorRegistry())
         for names in (no_address, one):
-            async with Ranks(config, metrics, "environment", look_up=names) as ranks:
+            monkeypatch.setattr("murmur.env_service.sessions.ranks.look_up", names)
+            async with Ranks(config, metrics, "environment") as ranks:
                 assert ranks.addresses == ["l:1"]
 
     asyncio.run(main())
@@ -407,7 +417,9 @@ def test_a_name_has_addresses_of_one_family() -> None:
     assert asyncio.run(look_up("localhost")) in (["127.0.0.1"], ["[::1]"])
 
 
-def test_a_name_with_several_ports_has_a_learner_at_each() -> None:
+def test_a_name_with_several_ports_has_a_learner_at_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Several machines of several GPUs each: every port of every address."""
     found = ["10.0.0.1"]
 
@@ -415,9 +427,11 @@ def test_a_name_with_several_ports_has_a_learner_at_each() -> None:
         assert name == "l"
         return found
 
+    monkeypatch.setattr("murmur.env_service.sessions.ranks.look_up", names)
+
     async def main() -> None:
         metrics = WorkerMetrics("train", CollectorRegistry())
-        async with Ranks(trusting("l:1-2"), metrics, "environment", look_up=names) as ranks:
+        async with Ranks(trusting("l:1-2"), metrics, "environment") as ranks:
             assert ranks.addresses == ["l:1", "l:2"]
             found.append("10.0.0.2")
             await ranks._refresh()

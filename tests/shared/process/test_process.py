@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,6 @@ def test_backoff_doubles_up_to_a_limit_with_jitter() -> None:
     assert [full.pause_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
     half.reset()
     assert half.pause_s() == 0.5
-    assert time.monotonic() - half.since < 5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of threads are Linux's")
