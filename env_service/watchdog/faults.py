@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from murmur.env_service.environment import (
     VectorEnvironment,
     blank_timestep,
-    named_arrays,
     zero_actions,
 )
 from murmur.env_service.episode_options import EpisodeOptions
@@ -35,7 +34,7 @@ from murmur.shared.process.traces import error_message
 from murmur.shared.wire.codec import RowCheck, timestep_layout
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.spec import ACTION_MASK
-from murmur.shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep, named_arrays
 
 logger = logging.getLogger("murmur")
 
@@ -313,7 +312,7 @@ class GuardedEnvironment:
                 self._failed += failure.faults
                 timestep = failure.timestep
             usual = not self._failed and self._check.passes(timestep, restart)
-            errors = () if usual else self._layout.errors(self._layout.arrays(timestep))
+            errors = () if usual else self._layout.errors(named_arrays(timestep))
             wrong = next(iter(errors), None)
         except BaseException as error:
             if not is_environments_fault(error):
