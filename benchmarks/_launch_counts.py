@@ -187,7 +187,7 @@ async def _turns(run: Any, machine: Any, sessions: int) -> dict[str, int]:
             batching.Request(s, turn + 1, _row(run.spec, first=turn == 0), loop.create_future())
             for s in admitted
         ]
-        run.batcher.submit(*requests)
+        run.batcher.arrivals.put(requests)
         await asyncio.wait_for(asyncio.gather(*(r.reply for r in requests)), _DEADLINE_S)
         await _idle(run)
         found.append(meter.read())
@@ -199,7 +199,7 @@ async def _idle(run: Any) -> None:
     """Wait until the inference thread has nothing left to do in its turn."""
     turns, deadline = run.inference.batches_served, time.monotonic() + _DEADLINE_S
     while run.inference.batches_served < turns + 1 and time.monotonic() < deadline:
-        run.batcher.submit()  # an empty turn comes at once
+        run.batcher.arrivals.put(())  # an empty turn comes at once
         await asyncio.sleep(0.001)
 
 

@@ -15,7 +15,6 @@ from murmur.env_service.environment import (
     RandomPolicy,
     VectorEnvironment,
     drawn_bounds,
-    named_arrays,
     num_draws,
     random_action,
     zero_actions,
@@ -34,7 +33,7 @@ from murmur.shared.wire.spec import (
     EnvSpec,
     shown_agents,
 )
-from murmur.shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep, named_arrays
 
 # Seeds of training have 63 bits; both of these need all 32 when folded for another library.
 _LOOK_SEEDS, _LOOK_ROWS = (11, 12, 13, 14), 40
@@ -485,9 +484,10 @@ class _Check:
         """Check names, shapes and dtypes; return whether they fit the spec."""
         layout = timestep_layout(self.spec, n)
         before = len(self.problems)
-        for problem in layout.errors(layout.arrays(timestep)):
+        arrays = named_arrays(timestep)
+        for problem in layout.errors(arrays):
             self.problems.setdefault(problem, row)
-        for name in named_arrays(timestep).keys() - set(layout.labels):
+        for name in arrays.keys() - set(layout.labels):
             self.problems.setdefault(f"{name} is not in the spec", row)
         return len(self.problems) == before
 

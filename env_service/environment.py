@@ -355,15 +355,3 @@ def blank_timestep(spec: EnvSpec, num_envs: int) -> TimeStep:
     timestep = layout.timestep([np.zeros(shape, dtype) for _, dtype, shape in layout.fields])
     timestep.discount.fill(1)
     return timestep
-
-
-def named_arrays(timestep: TimeStep) -> dict[str, Array]:
-    """Return all arrays of a time step, by their names in messages."""
-    arrays: dict[str, Array] = {
-        "step_type": timestep.step_type,
-        "reward": timestep.reward,
-        "discount": timestep.discount,
-    }
-    arrays.update((f"observation '{name}'", o) for name, o in timestep.observation.items())
-    arrays.update((f"metric '{name}'", m) for name, m in timestep.metrics.items())
-    return arrays

@@ -18,6 +18,7 @@ class EpisodeOptions:
     Attributes:
         curriculum: names of the options that the learner changes.
         values: values of the curriculum for episodes that begin from now on.
+        any: whether episodes have options at all.
     """
 
     def __init__(self, config: EnvironmentConfig, num_envs: int, values: Options) -> None:
@@ -29,7 +30,7 @@ class EpisodeOptions:
             values: values of the curriculum until others are set.
         """
         self.curriculum = tuple(config.curriculum)
-        self._draw, self._any = config.drawn, bool(config.names)
+        self._draw, self.any = config.drawn, bool(config.names)
         self._of_copy: list[Options] = [values] * num_envs
         self.values = values
 
@@ -70,7 +71,7 @@ class EpisodeOptions:
         seeds: NDArray[np.uint64],
     ) -> None:
         """Set the options of the copies that restart in the next step."""
-        for i in np.flatnonzero(restart).tolist() if self._any else ():
+        for i in np.flatnonzero(restart).tolist():
             environment.set_options(i, {**self._of_copy[i], **self._draw(int(seeds[i]))})
 
     def require(self, environment: VectorEnvironment) -> None:
@@ -79,5 +80,5 @@ class EpisodeOptions:
         Raises:
             ConfigError: if it does not.
         """
-        if self._any:
+        if self.any:
             environment.require_options({**self.values, **self._draw(0)})

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from murmur.env_service.environment import (
     VectorEnvironment,
     blank_timestep,
-    named_arrays,
     zero_actions,
 )
 from murmur.env_service.episode_options import EpisodeOptions
@@ -35,7 +34,7 @@ from murmur.shared.process.traces import error_message
 from murmur.shared.wire.codec import RowCheck, timestep_layout
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.spec import ACTION_MASK
-from murmur.shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep, named_arrays
 
 logger = logging.getLogger("murmur")
 
@@ -146,11 +145,9 @@ class Heartbeat:
 
     def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
         """Map the fields on `memory`, of `size(num_envs)` words of 64 bits."""
-        words = np.frombuffer(memory, np.uint64)
-        self.head = words[0:3]
-        self.at = words[3:5].view(np.int64)
-        self._words = words
-        rows = words[self._HEAD :].reshape(2, num_envs)
+        self._words = np.frombuffer(memory, np.uint64, self._HEAD)
+        self.head, self.at = self._words[0:3], self._words[3:5].view(np.int64)
+        rows = np.frombuffer(memory, np.uint64, offset=8 * self._HEAD).reshape(2, num_envs)
         self._seeds, self._steps = rows[0], rows[1].view(np.int64)
 
     @classmethod
@@ -166,7 +163,8 @@ class Heartbeat:
     def part(self, first: int, num_envs: int) -> "SessionHeartbeat":
         """Return the rows of one session."""
         rows = slice(first, first + num_envs)
-        return SessionHeartbeat(self, first, self._seeds[rows], self._steps[rows], self.at)
+        seeds, steps = self._seeds[rows], self._steps[rows]
+        return SessionHeartbeat(self, (first, num_envs), seeds, steps, self.at)
 
     def begin_making(self) -> None:
         """Mark that environments are being imported and made; set before the worker starts."""
@@ -221,7 +219,7 @@ class SessionHeartbeat:
 
     Attributes:
         whole: heartbeat of the worker.
-        first: number of the first row.
+        rows: number of the first row, and number of rows.
         seeds: [N] seeds of the episodes under way.
         steps: [N] number of steps of each episode since FIRST.
         at: [2] number of the copy being stepped, or -1 if copies are not stepped one by one; and
@@ -229,22 +227,15 @@ class SessionHeartbeat:
     """
 
     whole: Heartbeat
-    first: int
+    rows: tuple[int, int]
     seeds: NDArray[np.uint64]
     steps: NDArray[np.int64]
     at: NDArray[np.int64]
 
-    def enter(self, restart: NDArray[np.bool_] | None = None) -> None:
-        """Mark that the session's environment begins a step, or is read by a baseline.
-
-        Args:
-            restart: [N] bool, true for copies that begin an episode; None if there is no step.
-        """
-        if restart is not None:
-            self.steps[:] += 1
-            self.steps[restart] = 0
+    def enter(self) -> None:
+        """Mark that the session's environment begins a step, or is read by a baseline."""
         head, at = self.whole.head, self.at
-        head[1], head[2] = self.first, len(self.steps)
+        head[1], head[2] = self.rows
         at[0], at[1] = -1, 0
         head[0] += _ONE
 
@@ -304,16 +295,19 @@ class GuardedEnvironment:
             EnvironmentFault: if there were too many faults within a minute.
         """
         self._failed = []
-        self._heartbeat.enter(restart)
+        self.steps += 1
+        self.steps[restart] = 0
+        self._heartbeat.enter()
         try:
             try:
-                self.options.give(self.environment, restart, self.seeds)
+                if self.options.any:
+                    self.options.give(self.environment, restart, self.seeds)
                 timestep = self.environment.step(action, restart, self.seeds)
             except CopiesFailed as failure:
                 self._failed += failure.faults
                 timestep = failure.timestep
             usual = not self._failed and self._check.passes(timestep, restart)
-            errors = () if usual else self._layout.errors(self._layout.arrays(timestep))
+            errors = () if usual else self._layout.errors(named_arrays(timestep))
             wrong = next(iter(errors), None)
         except BaseException as error:
             if not is_environments_fault(error):

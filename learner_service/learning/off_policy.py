@@ -191,7 +191,11 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             largest = batch.largest_weight.clone()
             self._group.largest_([largest])
             rows["weight"] = batch.weight * (batch.largest_weight / largest)
-        if batch.error_memory is None:
+        if self._device.type == "cpu":
+            self.graphs.eager_calls["update"] += 1
+            scalars = self._learn(rows, **options)
+            batch.td_error = scalars.pop(PRIORITY)
+        elif batch.error_memory is None:
             scalars = self._captured(rows, **options)
             batch.td_error = scalars.pop(PRIORITY)
         else:

@@ -132,12 +132,14 @@ class ServingStats:
             finished = int(last.sum())
             self.progress.episodes += finished
             self.metrics.counter("episodes", mode="train").inc(finished)
-            self.progress.finish_returns(session.episode_return[last], session.untrained[last])
+            early = session.untrained[last].tolist()
+            for value, is_early in zip(session.episode_return[last].tolist(), early, strict=True):
+                self.progress.finish_return(value, is_early)
             if self.curriculum is not None:
                 self.curriculum.note(session.begun, last, session.episode_return, timestep.metrics)
             for name, values in timestep.metrics.items():
                 if name != "return":
-                    self.progress.finish_episode(name, values[last])
+                    self.progress.recent[name].extend(values[last].tolist())
         if aborted := int((step_type == _ABORTED).sum()):
             self.metrics.counter("episodes_dropped", reason="environment").inc(aborted)
         session.episode_return[session.over], session.untrained[session.over] = 0, untrained
@@ -265,9 +267,9 @@ class InferenceLoop:
                 memory = self.staging.act(policy)
                 others: dict[EnvSession, Array] = {}
                 if games := [r for r in batch.requests if r.other is not None]:
-                    note = self.stats.progress.finish_episode
+                    recent = self.stats.progress.recent
                     generator = self.staging.generator
-                    others = self.league.play(games, policy, generator, self.staging, note)
+                    others = self.league.play(games, policy, generator, self.staging, recent)
                 actions = self.staging.actions()
             enter("store")
             self.stats.note_act(time.monotonic() - began, busy)
@@ -372,7 +374,7 @@ class InferenceLoop:
             if not self._blocked or not self.storage.may_begin():
                 return
             blocked, self._blocked = self._blocked, []
-        self.batcher.submit(*blocked)
+        self.batcher.arrivals.put(blocked)
 
     def end(self, session: EnvSession) -> None:
         """Note that a session's stream is gone. Called by the server."""

@@ -11,6 +11,7 @@ level in StarCraft II using multi-agent reinforcement learning", methods).
 import dataclasses
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from murmur.shared.wire.timestep import Array, StepType, TimeStep
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 _LEVEL = 1e-4  # no lead, but rounding: thirds of a reward do not add up to it
 
-Points = Callable[[str, NDArray[np.float64]], None]
+Points = Mapping[str, deque[float]]  # results of the latest episodes, by name
 
 
 @dataclasses.dataclass(eq=False)
@@ -153,26 +154,28 @@ class League:
                 at = np.searchsorted(shares, which[i] * shares[-1], "right")
                 pairing.opponents[env] = pool[min(int(at), len(pool) - 1)]
 
-    def score(self, pairing: Pairing, own: TimeStep, other: TimeStep, note: Points | None) -> None:
+    def score(
+        self, pairing: Pairing, own: TimeStep, other: TimeStep, points: Points | None
+    ) -> None:
         """Keep the score of every episode; the team with more reward at its end has won.
 
         Args:
             pairing: pairing of the session.
             own: rows of the learning team.
             other: the same rows of the other team.
-            note: called with "points_latest" or "points_past" and results of finished episodes;
+            points: results of finished episodes are added to "points_latest" or "points_past";
                 None: of an evaluation, which opponents are not judged by.
         """
         pairing.lead += own.reward.sum(1) - other.reward.sum(1)
         for env in np.flatnonzero(own.step_type == _LAST):
-            if note is not None:
+            if points is not None:
                 lead = pairing.lead[env]
-                points = 0.5 if abs(lead) < _LEVEL else float(lead > 0)
+                result = 0.5 if abs(lead) < _LEVEL else float(lead > 0)
                 opponent = pairing.opponents[env]
                 if opponent is not None:
                     with self._judging:
-                        opponent.record_result(points, self._memory)
-                note("points_past" if opponent else "points_latest", np.array([points]))
+                        opponent.record_result(result, self._memory)
+                points["points_past" if opponent else "points_latest"].append(result)
 
     def play(
         self,
@@ -180,7 +183,7 @@ class League:
         latest: Policy,
         generator: torch.Generator | None,
         staging: Staging,
-        note: Points | None,
+        points: Points | None,
     ) -> dict[EnvSession, Array]:
         """Return the other teams' actions of sessions that play games of two teams.
 
@@ -191,7 +194,7 @@ class League:
             latest: policy that plays where no opponent was drawn.
             generator: randomness of the actions; None: they are greedy.
             staging: staging of the inference thread.
-            note: callback for results, see `score`; None: evaluations, which judge no opponent.
+            points: results, see `score`; None: evaluations, which judge no opponent.
 
         Returns:
             session -> [n, A] or [n, A, U] on the host.
@@ -209,7 +212,7 @@ class League:
             if game.shows_all:
                 rewards = other.reward[:, game.other_rows]
                 theirs = dataclasses.replace(other, reward=rewards)
-            self.score(session.pairing, request.timestep, theirs, note)
+            self.score(session.pairing, request.timestep, theirs, points)
             games.append((session.pairing, other))
         actions = self.act(games, latest, generator, staging)
         sessions = [request.session for request in requests]

@@ -407,7 +407,7 @@ class EnvSessions:
                 await asyncio.sleep(0)
             finally:  # also if this session ends just now
                 arrived, self._arrived = self._arrived, []
-                self._host.batcher.submit(*arrived)
+                self._host.batcher.arrivals.put(arrived)
         message = await reply
         try:
             async with asyncio.timeout(self._timeout_s):

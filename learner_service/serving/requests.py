@@ -192,7 +192,7 @@ class Request:
         other: rows of the other team at the same steps, in a league.
         arrived: time.monotonic() of arrival.
         stored: whether it was served once and then blocked: its rows were counted and have their
-            places. The inference thread's; all else is set by the event loop, before `submit`.
+            places. The inference thread's; all else is set by the event loop, before it arrives.
     """
 
     session: EnvSession
@@ -205,13 +205,14 @@ class Request:
 
 
 class DynamicBatcher:
-    """A queue between the server's event loop (submit) and the inference thread (next_batch).
+    """A queue between the server's event loop (arrivals) and the inference thread (next_batch).
 
     Bounded by the lockstep of the protocol: each session has at most one request in it. What
     arrives crosses threads by a SimpleQueue, which is C code and wakes its reader for a tenth of
     what a Condition costs; the rest belongs to the inference thread.
 
     Attributes:
+        arrivals: requests that the event loop and `wake` put, blocked ones a second time.
         depth: requests that the last batch left pending.
     """
 
@@ -226,18 +227,14 @@ class DynamicBatcher:
         self._config = config
         self._wait_for_envs = wait_for_envs
         self._pending: deque[Request] = deque()
-        self._arrivals: SimpleQueue[Sequence[Request]] = SimpleQueue()
+        self.arrivals: SimpleQueue[Sequence[Request]] = SimpleQueue()
         self._closed = False
         self.depth = 0
-
-    def submit(self, *requests: Request) -> None:
-        """Queue requests, blocked ones a second time. Called by the event loop and by `wake`."""
-        self._arrivals.put(requests)
 
     def close(self) -> None:
         """Let `next_batch` return None from now on."""
         self._closed = True
-        self._arrivals.put(())  # wakes it
+        self.arrivals.put(())  # wakes it
 
     def next_batch(self, timeout_s: float) -> list[Request] | None:
         """Return the next batch, in slot order in sync mode, else in order of arrival.
@@ -247,8 +244,8 @@ class DynamicBatcher:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            while not self._arrivals.empty():
-                self._pending.extend(self._arrivals.get())
+            while not self.arrivals.empty():
+                self._pending.extend(self.arrivals.get())
             if self._closed:
                 return None
             batch, wait_s = self._take()
@@ -257,12 +254,12 @@ class DynamicBatcher:
                 self.depth = len(self._pending)
                 return batch
             with contextlib.suppress(Empty):
-                self._pending.extend(self._arrivals.get(timeout=min(wait_s, left_s)))
+                self._pending.extend(self.arrivals.get(timeout=min(wait_s, left_s)))
 
     def withdraw(self, session: EnvSession) -> Request | None:
         """Take back the request of a session that has ended, if it is still pending."""
-        while not self._arrivals.empty():
-            self._pending.extend(self._arrivals.get())
+        while not self.arrivals.empty():
+            self._pending.extend(self.arrivals.get())
         for request in self._pending:
             if request.session is session:
                 self._pending.remove(request)

@@ -585,13 +585,15 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         bursts = max(0, 1 + (self.inserted + new - start) // c.update_interval)
         if self.offline:
             bursts, updates = 1, self._updates
-        # environments that fail at once bring ABORTED time steps alone
-        if bursts and not self._has_transitions:
-            with self.memory_lock:
-                self._has_transitions = bool(to_host(self._tree.root.sum()) > 0)
-            if not self._has_transitions:
-                return 0
+        if bursts and not (self._has_transitions or self._find_transitions()):
+            return 0
         return bursts * c.updates_per_interval - (self._updates - updates)
+
+    def _find_transitions(self) -> bool:
+        """Look for a transition: environments that fail at once bring ABORTED time steps alone."""
+        with self.memory_lock:
+            self._has_transitions = bool(to_host(self._tree.root.sum()) > 0)
+        return self._has_transitions
 
     @property
     @override

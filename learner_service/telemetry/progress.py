@@ -4,14 +4,14 @@ import contextlib
 import json
 import os
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -60,6 +60,7 @@ class Progress:
         rows_dropped: environment rows thrown away, by reason.
         losses: scalars of the last update.
         policy_lag: mean lag of the last update's unrolls.
+        recent: results of the latest episodes, by name.
         untrained: returns of episodes that began before the first update.
         trained_episodes: other episodes finished.
         first_losses: scalars of the first update.
@@ -81,7 +82,7 @@ class Progress:
         self.rows_dropped: dict[str, int] = {}
         self.losses: dict[str, float] = {}
         self.policy_lag = 0.0
-        self.recent: dict[str, deque[float]] = {}
+        self.recent = _no_results()
         self.untrained: list[float] = []
         self.trained_episodes = 0
         self.first_losses: dict[str, float] = {}
@@ -100,28 +101,18 @@ class Progress:
         """Training time, over all restarts, in seconds."""
         return self._seconds_before + time.monotonic() - self._started
 
-    def finish_episode(self, name: str, values: NDArray[np.floating[Any]]) -> None:
-        """Note results of finished episodes."""
-        recent = self.recent.get(name)
-        if recent is None:
-            recent = self.recent.setdefault(name, deque(maxlen=_RECENT_EPISODES))
-        recent.extend(values.tolist())
-
-    def finish_returns(
-        self, returns: NDArray[np.floating[Any]], untrained: NDArray[np.bool_]
-    ) -> None:
-        """Note returns of finished episodes, which are in `episodes` already.
+    def finish_return(self, value: float, untrained: bool) -> None:
+        """Note the return of a finished episode, which is in `episodes` already.
 
         Args:
-            returns: [n] returns.
-            untrained: [n] bool, whether the episode began before the first update.
+            value: return of the episode.
+            untrained: whether the episode began before the first update.
         """
-        self.finish_episode("return", returns)
-        if self.episodes <= _FIRST_EPISODES:
-            untrained = np.ones_like(untrained)
-        room = _UNTRAINED_EPISODES - len(self.untrained)
-        self.untrained += returns[untrained][:room].tolist()
-        self.trained_episodes += int((~untrained).sum())
+        self.recent["return"].append(value)
+        if not untrained and self.episodes > _FIRST_EPISODES:
+            self.trained_episodes += 1
+        elif len(self.untrained) < _UNTRAINED_EPISODES:
+            self.untrained.append(value)
 
     def latest(self, name: str) -> list[float]:
         """Return results of the latest trained episodes: of the later half, up to 100."""
@@ -163,7 +154,9 @@ class Progress:
         for name in (*_COUNTERS, "epochs"):
             setattr(self, name, state[name])
         self.rows_dropped = dict(state["rows_dropped"])
-        self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
+        self.recent = _no_results()
+        for name, results in state["recent"].items():
+            self.recent[name].extend(results)
         for name in _OF_THE_START:
             setattr(self, name, state.get(name, getattr(self, name)))
         self._seconds_before, self._started = state["seconds"], time.monotonic()
@@ -182,6 +175,11 @@ class Progress:
         lost = self.rows_received - self.rows_settled - sum(self.rows_dropped.values()) - held
         if lost:
             self.drop("restart", lost)
+
+
+def _no_results() -> defaultdict[str, deque[float]]:
+    """Return a mapping from names to the latest results, in which any name has a place."""
+    return defaultdict(lambda: deque(maxlen=_RECENT_EPISODES))
 
 
 def share_of_budget(limits: RunConfig, progress: Progress) -> tuple[float | None, str]:

@@ -310,9 +310,12 @@ class _Watched(VectorEnvironment):
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
         self._part.seeds[restart] = seeds[restart]
-        self._part.enter(restart)
+        self._part.steps[:] += 1
+        self._part.steps[restart] = 0
+        self._part.enter()
         try:
-            self._options.give(self._environment, restart, seeds)
+            if self._options.any:
+                self._options.give(self._environment, restart, seeds)
             timestep = self._environment.step(action, restart, seeds)
         except Exception:
             self._part.leave()

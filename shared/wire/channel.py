@@ -12,7 +12,7 @@ from murmur.shared.rpc import ENCODING_BYTES, MAX_MESSAGE_BYTES, METHOD, PART_BY
 
 MAX_HELLO_BYTES = 1024 * 1024
 # gRPC assembles a message before the server sees it, from any client. So what it takes of one
-# stream is small: a Hello, or one part of an observation (murmur.shared.wire.framing). What a whole
+# stream is small: a Hello, or one part of an observation (murmur.shared.wire.codec). What a whole
 # observation takes is set aside only for a session that was admitted (see
 # murmur.learner_service.serving.admission).
 _MAX_RECEIVED_BYTES = PART_BYTES + ENCODING_BYTES

@@ -4,6 +4,11 @@ The wire is plain protobuf (proto/rollout.proto): any language can speak it. But
 Python code copies a `bytes` field twice on its way out and once on its way in, about 2 ms a
 megabyte. All messages after the handshake have the same length, so this module prepares their
 protobuf framing once, joins it with the arrays in one copy, and reads arrays back as views.
+
+An observation too large for one message is cut into parts. Part k holds bytes k * PART_BYTES to
+(k + 1) * PART_BYTES of its arrays, the last part the rest. gRPC never has more than one part of a
+stream in memory. The receiver knows the number of parts from the spec, so the sender does not
+announce it.
 """
 
 import math
@@ -11,21 +16,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, repeat
-from typing import Any, TypeGuard
+from struct import Struct
+from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import SpecError, WireError
-from murmur.shared.rpc import ENCODING_BYTES, MAX_OBSERVATION_BYTES
+from murmur.shared.rpc import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.episode_options import (
     OPTIONS_BYTES,
     options_from_proto,
     options_to_proto,
 )
-from murmur.shared.wire.framing import Assembly, Frame, part_frames, split
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     ADJACENCY,
@@ -43,12 +49,13 @@ from murmur.shared.wire.spec import (
     action_layout,
     factor_starts,
 )
-from murmur.shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep, named_arrays
 
 # Names of the wire's own arrays; no observation or metric can collide with them, because those
 # carry a prefix.
 _STEP_TYPE, _REWARD, _DISCOUNT, _ACTION = "step_type", "reward", "discount", "action"
 _OBSERVATION, _METRIC = "observation/", "metric/"
+_PART = b"\x1d"  # tag of Observation's and Samples' field
 _HALF = 2  # bytes; BLAS has no half precision
 # NumPy compares faster with ints.
 _FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
@@ -57,6 +64,124 @@ _LARGEST = float(np.finfo(np.float32).max)
 # Beyond it sums within a network overflow float32, and actions of NaN would mean nothing.
 MAX_ABS_OBSERVATION = 1e18
 _MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bounds each number
+
+
+def varint(value: int) -> bytes:
+    """Encode a number as protobuf's base-128 varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def parse(kind: type[Message], message: bytes, field: str, max_bytes: int) -> Any:  # noqa: ANN401
+    """Return the wanted member of a message's oneof, by protobuf's general parser (a copy).
+
+    Raises:
+        WireError: if the message is too long, invalid, or holds another member.
+    """
+    if len(message) > max_bytes:
+        raise WireError(
+            f"a message of {len(message)} bytes came; by the spec '{field}' has at most {max_bytes}"
+        )
+    try:
+        parsed = kind.FromString(message)
+    except DecodeError as error:
+        raise WireError(f"message is no {kind.__name__}: {error}") from None
+    got = parsed.WhichOneof("message")
+    if got != field:
+        raise WireError(f"expected message '{field}', got '{got}'")
+    return getattr(parsed, field)
+
+
+class Frame:
+    """The protobuf framing of one kind of message: numbers, then arrays, then a part's number.
+
+    The numbers are fixed64 fields 1..n, the arrays together one `bytes` field. Written messages
+    equal, byte for byte, the output of protobuf's own code. Used by one thread.
+
+    Attributes:
+        size: bytes of the arrays.
+    """
+
+    def __init__(
+        self, kind: type[Message], field: str, numbers: int, size: int, part: int = 0
+    ) -> None:
+        """Lay out the frame. Allocates no memory of the arrays' size.
+
+        Args:
+            kind: message on the stream, with a oneof.
+            field: name of this message in the oneof.
+            numbers: number of its fixed64 fields (sequence, policy_version).
+            size: bytes of the arrays.
+            part: number of the part, from 0; 0 also for arrays in one message.
+        """
+        self._kind, self._field = kind, field
+        self.size = size
+        self._tail = _PART + part.to_bytes(4, "little") if part else b""  # protobuf omits zeros
+        arrays = bytes([(numbers + 1) << 3 | 2]) + varint(size)
+        inner = 9 * numbers + len(arrays) + size + len(self._tail)
+        outer = bytes([kind.DESCRIPTOR.fields_by_name[field].number << 3 | 2]) + varint(inner)
+        tags = [bytes([i << 3 | 1]) for i in range(1, numbers + 1)]
+        # What all messages of this frame have in common: the bytes before each number and before
+        # the arrays. Protobuf's writers omit a number of zero; such messages are parsed.
+        self._common = (outer + tags[0], *tags[1:], arrays)
+        self._head = Struct("<" + "Q".join(f"{len(text)}s" for text in self._common))
+        self._values: list[bytes | int] = [0] * (2 * numbers + 1)
+        self._values[::2] = self._common
+        self._place = slice(self._head.size, self._head.size + size)
+        self._length = self._head.size + size + len(self._tail)
+
+    def pack(self, numbers: Sequence[int], arrays: Sequence[Any]) -> bytes:
+        """Encode numbers and arrays, which together have `size` bytes, as a message."""
+        self._values[1::2] = numbers
+        head = self._head.pack(*self._values)
+        try:
+            return b"".join((head, *arrays, self._tail))
+        except TypeError:  # an array that is not contiguous, such as one with agents reordered
+            return b"".join((head, *map(np.ascontiguousarray, arrays), self._tail))  # type: ignore[arg-type]
+
+    def match(self, message: bytes) -> tuple[Sequence[int], memoryview] | None:
+        """Return numbers and arrays of a message of exactly this framing.
+
+        None for any other message, which `parse` decodes if its encoding is valid.
+        """
+        if len(message) == self._length:
+            values = self._head.unpack_from(message)
+            if values[::2] == self._common and (not self._tail or message.endswith(self._tail)):
+                return values[1::2], memoryview(message)[self._place]
+        return None
+
+    def parse(self, message: bytes, further: int = 0) -> Any:  # noqa: ANN401 - of protobuf
+        """Parse a message in any valid encoding, by protobuf's general parser.
+
+        Args:
+            message: bytes of the message.
+            further: largest size of its fields that are not in the frame, bytes.
+
+        Raises:
+            WireError: if it is another message, or too long.
+        """
+        limit = self._length + ENCODING_BYTES + further
+        return parse(self._kind, message, self._field, limit)
+
+
+def part_frames(num_bytes: int, field: str = "observation") -> list[Frame]:
+    """Return the frames of an observation, or of samples, with arrays of `num_bytes` bytes."""
+    return [
+        Frame(pb.WorkerMessage, field, 1, min(PART_BYTES, num_bytes - start), part)
+        for part, start in enumerate(range(0, max(num_bytes, 1), PART_BYTES))
+    ]
+
+
+def split(frames: list[Frame], sequence: int, payload: memoryview) -> Iterator[bytes]:
+    """Yield the messages of one observation, in order."""
+    at = 0
+    for frame in frames:
+        yield frame.pack((sequence,), (payload[at : at + frame.size],))
+        at += frame.size
 
 
 @dataclass(frozen=True)
@@ -80,17 +205,10 @@ class Layout:
         parts = (name.partition("/") for name, _, _ in self.fields)
         return [f"{kind} '{own}'" if slash else kind for kind, slash, own in parts]
 
-    def fits(self, arrays: Iterable[object]) -> TypeGuard[Sequence[Array]]:
-        """Return whether all arrays are there, with their dtypes and shapes."""
-        kind = np.ndarray  # looked up once: this is done for each message
-        for (_, dtype, shape), array in zip(self.fields, arrays, strict=True):
-            if not isinstance(array, kind) or array.shape != shape or array.dtype != dtype:
-                return False
-        return True
-
-    def errors(self, arrays: Iterable[object]) -> Iterator[str]:
-        """Yield what is wrong with arrays that do not fit."""
-        for label, (_, dtype, shape), array in zip(self.labels, self.fields, arrays, strict=True):
+    def errors(self, arrays: Mapping[str, object]) -> Iterator[str]:
+        """Yield what is wrong with arrays, by label, that do not fit."""
+        for label, (_, dtype, shape) in zip(self.labels, self.fields, strict=True):
+            array = arrays.get(label)
             if array is None:
                 yield f"{label} is in the spec but missing"
             elif not isinstance(array, np.ndarray):
@@ -135,27 +253,28 @@ class TimeStepLayout(Layout):
     observations: tuple[str, ...]
     metrics: tuple[str, ...]
 
-    def arrays(self, timestep: TimeStep) -> list[Array | None]:
-        """Return the arrays of a time step in the order of the fields; None: it is missing."""
-        return [
+    def fitting(self, timestep: TimeStep) -> list[Array] | None:
+        """Return a time step's arrays in the order of the fields; None if `errors` finds any."""
+        arrays = [
             timestep.reward,
             timestep.discount,
             *map(timestep.observation.get, self.observations),
             *map(timestep.metrics.get, self.metrics),
             timestep.step_type,
         ]
+        kind = np.ndarray  # looked up once: this is done for each message
+        for (_, dtype, shape), array in zip(self.fields, arrays, strict=True):
+            if not isinstance(array, kind) or array.shape != shape or array.dtype != dtype:
+                return None
+        return arrays  # type: ignore[return-value]
 
-    def timestep(self, arrays: Sequence[Array]) -> TimeStep:
+    def timestep(self, arrays: Iterable[Array]) -> TimeStep:
         """Return the time step of arrays in the order of the fields."""
-        reward, discount, *rest, step_type = arrays
-        metrics = rest[len(self.observations) :]
-        return TimeStep(
-            step_type,  # type: ignore[arg-type]
-            reward,  # type: ignore[arg-type]
-            discount,  # type: ignore[arg-type]
-            dict(zip(self.observations, rest, strict=False)),
-            dict(zip(self.metrics, metrics, strict=True)),  # type: ignore[arg-type]
-        )
+        rest: Iterator[Any] = iter(arrays)
+        reward, discount = next(rest), next(rest)
+        observation = dict(zip(self.observations, rest, strict=False))
+        metrics = dict(zip(self.metrics, rest, strict=False))
+        return TimeStep(next(rest), reward, discount, observation, metrics)
 
 
 def timestep_layout(spec: EnvSpec, num_envs: int) -> TimeStepLayout:
@@ -225,8 +344,7 @@ def message_bytes(spec: EnvSpec, num_envs: int) -> int:
 class ObservationCodec:
     """Codec of one session's observations. Used by one thread.
 
-    An observation of up to PART_BYTES is one message; a larger one is several, the parts of
-    murmur.shared.wire.framing.
+    An observation of up to PART_BYTES is one message; a larger one is several, its parts.
 
     Attributes:
         num_parts: number of messages of one observation.
@@ -242,6 +360,7 @@ class ObservationCodec:
         self._layout = timestep_layout(spec, num_envs)
         self._frames = part_frames(self._layout.num_bytes)
         self.num_parts = len(self._frames)
+        self._part = self._filled = self._sequence = 0  # of the observation that arrives in parts
 
     def messages(self, sequence: int, timestep: TimeStep) -> list[bytes]:
         """Encode a time step as messages, in order.
@@ -249,9 +368,9 @@ class ObservationCodec:
         Raises:
             WireError: if an array does not have the shape or type of the spec, naming it.
         """
-        arrays = self._layout.arrays(timestep)
-        if not self._layout.fits(arrays):
-            raise WireError(next(self._layout.errors(arrays)))
+        arrays = self._layout.fitting(timestep)
+        if arrays is None:
+            raise WireError(next(self._layout.errors(named_arrays(timestep))))
         if self.num_parts == 1:
             return [self._frames[0].pack((sequence,), arrays)]
         # Fresh memory of this size takes longer than the copy: the system clears it page by page.
@@ -271,11 +390,37 @@ class ObservationCodec:
             WireError: if the message is no Observation, has the wrong number of bytes, or is not
                 the part that comes next.
         """
-        whole = self._assembly.add(message)
-        if whole is None:
-            return None
-        sequence, payload = whole
+        frame = self._frames[self._part]
+        (sequence,), payload = frame.match(message) or self._parse(message, frame)
+        if self.num_parts > 1:
+            if self._part and sequence != self._sequence:
+                raise WireError(
+                    f"part {self._part} of an observation has sequence number {sequence}, the "
+                    f"parts before it {self._sequence}"
+                )
+            self._joined[self._filled : self._filled + frame.size] = payload
+            self._sequence, self._part = sequence, self._part + 1
+            self._filled += frame.size
+            if self._part < self.num_parts:
+                return None
+            self._part = self._filled = 0
+            payload = self._joined.toreadonly()
         return sequence, self._layout.timestep(self._layout.views(payload))
+
+    def _parse(self, message: bytes, frame: Frame) -> tuple[Sequence[int], memoryview]:
+        """Parse a part in any valid encoding, by protobuf's general parser."""
+        observation = frame.parse(message)
+        if observation.part != self._part:
+            raise WireError(
+                f"part {observation.part} of an observation came, expected part {self._part} of "
+                f"{self.num_parts}"
+            )
+        if len(observation.arrays) != frame.size and self.num_parts > 1:
+            raise WireError(
+                f"part {self._part} of an observation holds {len(observation.arrays)} bytes, "
+                f"expected {frame.size}: every part holds {PART_BYTES}, the last one the rest"
+            )
+        return (observation.sequence,), memoryview(observation.arrays)
 
     @cached_property
     def _buffer(self) -> tuple[memoryview, list[Array]]:
@@ -286,9 +431,9 @@ class ObservationCodec:
         return payload, self._layout.views(payload)
 
     @cached_property
-    def _assembly(self) -> Assembly:
-        """Return the buffer in which `receive` joins parts."""
-        return Assembly(self._frames)
+    def _joined(self) -> memoryview:
+        """Return memory that `receive` joins parts in; the system provides it as they arrive."""
+        return np.empty(self._layout.num_bytes, np.uint8).data
 
 
 def finite_bounds(action: ActionSpec) -> tuple[Array, Array]:
@@ -338,6 +483,7 @@ class ActionCodec:
                 order.
         """
         self._layout = action_array_layout(spec, num_envs)
+        ((_, self._dtype, self._shape),) = self._layout.fields
         self._frame = Frame(pb.LearnerMessage, "action", 2, self._layout.num_bytes)
         self._agents = agents
         self._spec = spec.action
@@ -351,8 +497,8 @@ class ActionCodec:
         """Encode actions [N, A] or [N, A, ...], see ActionSpec, as a message."""
         if self._agents is not None:
             action = action[:, self._agents]
-        if not self._layout.fits((action,)):
-            raise WireError(next(self._layout.errors((action,))))
+        if action.shape != self._shape or action.dtype != self._dtype:
+            raise WireError(next(self._layout.errors({_ACTION: action})))
         return self._frame.pack((sequence, policy_version), (action,))
 
     def with_options(self, message: bytes, options: Mapping[str, Value]) -> bytes:
@@ -464,7 +610,7 @@ class RowCheck:
             restart: [N] bool, true where an episode must begin, with FIRST; None if that is not
                 known.
         """
-        if self._layout and not self._layout.fits(self._layout.arrays(t)):
+        if self._layout and self._layout.fitting(t) is None:
             return False
         # The sum of squares bounds each number, and is not finite if one of them is not.
         if not float(np.vdot(t.reward, t.reward)) <= self._max_square:

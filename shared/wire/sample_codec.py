@@ -10,8 +10,7 @@ import numpy as np
 from murmur.shared.process.errors import WireError
 from murmur.shared.rpc import ENCODING_BYTES, MAX_MESSAGE_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.codec import Layout
-from murmur.shared.wire.framing import Frame, parse, part_frames, split
+from murmur.shared.wire.codec import Frame, Layout, parse, part_frames, split
 from murmur.shared.wire.samples import SPLITS, SampleSpec
 from murmur.shared.wire.timestep import Array
 
@@ -89,7 +88,7 @@ def unpack_grant(spec: SampleSpec, message: bytes) -> Grant:
 class SampleCodec:
     """Codec of one session's samples. Used by one thread.
 
-    The answer to a grant of n samples is one message, or the parts of murmur.shared.wire.framing.
+    The answer to a grant of n samples is one message, or the parts of murmur.shared.wire.codec.
     If some of the samples are broken, a message that names them comes first.
     """
 

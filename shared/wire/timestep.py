@@ -63,6 +63,18 @@ class TimeStep:
     metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
+def named_arrays(timestep: TimeStep) -> dict[str, Array]:
+    """Return all arrays of a time step, by their names in messages."""
+    arrays: dict[str, Array] = {
+        "step_type": timestep.step_type,
+        "reward": timestep.reward,
+        "discount": timestep.discount,
+    }
+    arrays.update((f"observation '{name}'", o) for name, o in timestep.observation.items())
+    arrays.update((f"metric '{name}'", m) for name, m in timestep.metrics.items())
+    return arrays
+
+
 def surely_finite(arrays: Iterable[Array]) -> bool:
     """Return whether no floating-point array among these holds NaN or infinity.
 

@@ -16,7 +16,7 @@ from murmur.shared.wire.spec import Discrete, EnvSpec, action_layout
 from tests.fuzz import Reader
 from tests.shared.wire.test_codec import SPECS, payload, timestep
 
-MODULES = ("murmur.shared.wire.codec", "murmur.shared.wire.framing")
+MODULES = ("murmur.shared.wire.codec",)
 SEEDS = [bytes([k, 1, 0]) for k in range(8)] + [bytes([0, 0]) + b"\x12\x04\x12\x02ab"]
 
 _ENCODING_BYTES = 64  # by which a message may be longer than murmur's own frame of it

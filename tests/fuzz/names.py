@@ -4,6 +4,7 @@ A run has some names, a session brings others: the same, another order, other on
 as cannot be. It is welcomed or refused as the names say, and no row is lost or exchanged.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -54,7 +55,7 @@ class _Host(Host):
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
         return in_order(spec, self.spec, self.config[self.shared])
 
-    def submit(self, *requests: Request) -> None:
+    def put(self, requests: Sequence[Request]) -> None:
         for request in requests:
             seen = request.timestep.observation["x"]
             self.seen.append(seen[0].tolist())

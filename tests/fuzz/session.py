@@ -15,7 +15,6 @@ MODULES = (
     "murmur.learner_service.serving.lockstep",
     "murmur.learner_service.serving.requests",
     "murmur.shared.wire.codec",
-    "murmur.shared.wire.framing",
 )
 SEEDS = [bytes([0] + [0] * 12), bytes([1, 0, 2, 3, 0, 9]), bytes([0, 0, 0, 2, 2, 2, 0, 0, 0])]
 

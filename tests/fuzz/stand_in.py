@@ -50,6 +50,7 @@ class Host:
 
     def __init__(self) -> None:
         self.batcher: Any = self
+        self.arrivals = self
         self.scheduler: Any = self
         self.open_sessions = 0
         self.rows = 0
@@ -76,7 +77,7 @@ class Host:
     def end(self, session: EnvSession) -> None:
         self.open_sessions -= 1
 
-    def submit(self, *requests: Request) -> None:
+    def put(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.rows += request.session.num_envs
             request.reply.set_result(b"action")

@@ -37,7 +37,7 @@ from murmur.shared.process.errors import SpecError, WireError
 from murmur.shared.process.process import logger
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.framing import Frame
+from murmur.shared.wire.codec import Frame
 from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec
 from murmur.shared.wire.samples import (
     SPLITS,

@@ -123,7 +123,7 @@ class Serving:
 
     def end(self, session: EnvSession, row: TimeStep) -> None:
         """Its stream ends while its last rows are on their way to the inference thread."""
-        self._batcher.submit(Request(session, 1, row, self._events.create_future()))
+        self._batcher.arrivals.put([Request(session, 1, row, self._events.create_future())])
         self._loop.end(session)
         thread = threading.Thread(target=self._loop.run)
         thread.start()

@@ -182,8 +182,8 @@ class DrivenRun:
             own, others = slice(half), slice(half, None)
             row, other = (player.session.of_agents(row, team) for team in (own, others))
         player.pending = self._loop.create_future()
-        self.run.batcher.submit(
-            Request(player.session, player.sequence, row, player.pending, other)
+        self.run.batcher.arrivals.put(
+            [Request(player.session, player.sequence, row, player.pending, other)]
         )
 
     def play_rows(self, rows: int, *players: Player) -> None:

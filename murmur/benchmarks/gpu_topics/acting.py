@@ -201,7 +201,7 @@ async def _answers(run: Run, sessions: Sequence[EnvSession], sequence: int, row:
     """Submit a row of every session and wait until all are answered."""
     loop = asyncio.get_running_loop()
     requests = [Request(s, sequence, row, loop.create_future()) for s in sessions]
-    run.batcher.submit(*requests)
+    run.batcher.arrivals.put(requests)
     await asyncio.wait_for(asyncio.gather(*(r.reply for r in requests)), _DEADLINE_S)
 
 

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.env_service.checks import digests, episode_breaches
-from murmur.env_service.environment import LONGER, named_arrays, random_action
+from murmur.env_service.environment import LONGER, random_action
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.peer import Session
 from murmur.kit.conformance.play import GARBAGE, VERSION, Act, Limits, Stream, welcome
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.codec import ActionCodec, ObservationCodec, RowCheck
-from murmur.shared.wire.framing import varint
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec, RowCheck, varint
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     MAX_ENVS,
@@ -24,7 +23,7 @@ from murmur.shared.wire.spec import (
     first_difference,
     spec_from_proto,
 )
-from murmur.shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep, named_arrays
 
 _RESUMED_ROWS = 20  # compared after an episode was taken up
 _FIRST, _LAST, _ABORTED = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABORTED)

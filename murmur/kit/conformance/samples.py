@@ -13,7 +13,7 @@ from murmur.kit.conformance.peer import Session
 from murmur.kit.conformance.play import GARBAGE, Act, Limits, Stream, welcome
 from murmur.shared.process.errors import SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.framing import varint
+from murmur.shared.wire.codec import varint
 from murmur.shared.wire.sample_codec import MAX_GRANT, Grant, SampleCodec, pack_grant
 from murmur.shared.wire.samples import (
     MASK,

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +33,7 @@ class Host:
 
     def __init__(self, pause_s: float, waits_for: Callable[[], bool]) -> None:
         self.batcher: Any = self
+        self.arrivals = self
         self.scheduler: Any = self
         self.spec: EnvSpec | None = None
         self.curriculum = None
@@ -63,7 +64,7 @@ class Host:
     def end(self, session: EnvSession) -> None:
         self.sessions.remove(session)
 
-    def submit(self, *requests: Request) -> None:
+    def put(self, requests: Sequence[Request]) -> None:
         loop = asyncio.get_running_loop()
         if self.draining:
             self.waiting += len(requests)

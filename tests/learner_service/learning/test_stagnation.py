@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from murmur.learner_service.learning.stagnation import (
@@ -238,10 +237,10 @@ def test_the_largest_share_of_a_budget_counts() -> None:
 
 def test_untrained_episodes_are_kept_apart_and_survive_a_restart() -> None:
     p = Progress()
-    before, after = np.ones(8, np.bool_), np.zeros(8, np.bool_)
-    for untrained, value in ((before, 1.0), (before, 1.0), (after, 2.0), (after, 3.0)):
+    for untrained, value in ((True, 1.0), (True, 1.0), (False, 2.0), (False, 3.0)):
         p.episodes += 8
-        p.finish_returns(np.full(8, value), untrained)
+        for _ in range(8):
+            p.finish_return(value, untrained)
     assert p.untrained == [1.0] * 16
     assert p.trained_episodes == 16
     assert p.latest("return") == [2.0] * 8 + [3.0] * 8
@@ -264,5 +263,6 @@ def test_a_checkpoint_of_before_is_not_judged() -> None:
     q = Progress()
     q.load_state_dict(state)
     q.episodes += 30
-    q.finish_returns(np.zeros(30), np.zeros(30, np.bool_))
+    for _ in range(30):
+        q.finish_return(0.0, False)
     assert q.untrained == []

@@ -35,7 +35,7 @@ def test_everything_pending_goes_at_once(loop: asyncio.AbstractEventLoop) -> Non
     batcher = DynamicBatcher(BatcherConfig())
     requests = [request(loop, n) for n in (4, 1, 7)]
     for r in requests:
-        batcher.submit(r)
+        batcher.arrivals.put([r])
     started = time.monotonic()
     assert batcher.next_batch(60) == requests
     assert time.monotonic() - started < 30
@@ -47,7 +47,7 @@ def test_a_batch_is_cut_at_max_batch_envs(loop: asyncio.AbstractEventLoop) -> No
     batcher = DynamicBatcher(BatcherConfig(max_batch_envs=8))
     big, *small = [request(loop, n) for n in (10, 4, 4, 1)]
     for r in (big, *small):
-        batcher.submit(r)
+        batcher.arrivals.put([r])
     assert batcher.next_batch(0) == [big]  # alone, though it is too large
     assert batcher.next_batch(0) == small[:2]
     assert batcher.next_batch(0) == small[2:]
@@ -59,8 +59,8 @@ def test_a_preferred_size_waits_for_the_oldest_and_no_longer(
     batcher = DynamicBatcher(BatcherConfig(preferred_batch_envs=8, max_wait_ms=60_000))
     old, young = request(loop, 2), request(loop, 2)
     old.arrived -= 59.95  # 50 ms are left to it, a minute to the other
-    batcher.submit(young)
-    batcher.submit(old)
+    batcher.arrivals.put([young])
+    batcher.arrivals.put([old])
     assert batcher.next_batch(120) == [young, old]
     assert 60 <= time.monotonic() - old.arrived < 90
 
@@ -68,9 +68,9 @@ def test_a_preferred_size_waits_for_the_oldest_and_no_longer(
 def test_a_preferred_size_once_reached_goes_at_once(loop: asyncio.AbstractEventLoop) -> None:
     batcher = DynamicBatcher(BatcherConfig(preferred_batch_envs=8, max_wait_ms=60_000))
     requests = [request(loop, 4), request(loop, 4)]
-    batcher.submit(requests[0])
+    batcher.arrivals.put([requests[0]])
     assert batcher.next_batch(0.02) == []
-    threading.Timer(0.05, batcher.submit, [requests[1]]).start()
+    threading.Timer(0.05, batcher.arrivals.put, [requests[1:]]).start()
     started = time.monotonic()
     assert batcher.next_batch(120) == requests
     assert time.monotonic() - started < 30
@@ -79,21 +79,21 @@ def test_a_preferred_size_once_reached_goes_at_once(loop: asyncio.AbstractEventL
 def test_lockstep_waits_for_all_and_orders_by_slot(loop: asyncio.AbstractEventLoop) -> None:
     batcher = DynamicBatcher(BatcherConfig(), wait_for_envs=12)
     late, early = request(loop, 4, slot=8), request(loop, 8, slot=0)
-    batcher.submit(late)
+    batcher.arrivals.put([late])
     assert batcher.next_batch(0.02) == []
-    batcher.submit(early)
+    batcher.arrivals.put([early])
     assert batcher.next_batch(1) == [early, late]
 
 
 def test_lockstep_never_keeps_an_evaluation_waiting(loop: asyncio.AbstractEventLoop) -> None:
     batcher = DynamicBatcher(BatcherConfig(), wait_for_envs=12)
     training, evaluating = request(loop, 4), request(loop, 50, -1, evaluating=True)
-    batcher.submit(training)
-    batcher.submit(evaluating)
+    batcher.arrivals.put([training])
+    batcher.arrivals.put([evaluating])
     assert batcher.next_batch(1) == [evaluating]
     assert batcher.next_batch(0.02) == []
     other = request(loop, 8, slot=4)
-    batcher.submit(other)
+    batcher.arrivals.put([other])
     assert batcher.next_batch(1) == [training, other]
 
 
@@ -101,10 +101,10 @@ def test_lockstep_does_not_count_sessions_that_are_gone(loop: asyncio.AbstractEv
     batcher = DynamicBatcher(BatcherConfig(), wait_for_envs=8)
     gone, returned, other = (request(loop, 4, slot) for slot in (0, 0, 4))
     gone.session.closed = True
-    batcher.submit(gone)
-    batcher.submit(returned)
+    batcher.arrivals.put([gone])
+    batcher.arrivals.put([returned])
     assert batcher.next_batch(0.02) == []
-    batcher.submit(other)
+    batcher.arrivals.put([other])
     assert set(map(id, batcher.next_batch(1) or [])) >= {id(returned), id(other)}
 
 
@@ -114,5 +114,5 @@ def test_close_ends_a_wait(loop: asyncio.AbstractEventLoop) -> None:
     started = time.monotonic()
     assert batcher.next_batch(60) is None
     assert time.monotonic() - started < 30
-    batcher.submit(request(loop, 1))
+    batcher.arrivals.put([request(loop, 1)])
     assert batcher.next_batch(0) is None

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,27 +117,23 @@ def test_points_and_weights_by_hand() -> None:
 def test_whoever_has_more_reward_wins() -> None:
     one = league()
     pairing = Pairing([*opponents(0.5), None, None], np.zeros(3), [None] * 3)
-    noted: list[tuple[str, float]] = []
-
-    def note(name: str, values: Any) -> None:
-        noted.append((name, float(values[0])))
-
-    one.score(pairing, rows([MID] * 3, [[1, 2]] * 3), rows([MID] * 3, [[4, 0]] * 3), note)
+    noted = {name: deque[float]() for name in ("points_past", "points_latest")}
+    one.score(pairing, rows([MID] * 3, [[1, 2]] * 3), rows([MID] * 3, [[4, 0]] * 3), noted)
     assert pairing.lead.tolist() == [-1, -1, -1]
     last = [LAST, LAST, MID]
-    one.score(pairing, rows(last, [[2, 0], [1, 0], [9, 9]]), rows(last, [[0, 0]] * 3), note)
+    one.score(pairing, rows(last, [[2, 0], [1, 0], [9, 9]]), rows(last, [[0, 0]] * 3), noted)
     # leads 1, 0, and 17 in an episode that continues
-    assert noted == [("points_past", 1.0), ("points_latest", 0.5)]
+    assert noted == {"points_past": deque([1.0]), "points_latest": deque([0.5])}
     assert pairing.opponents[0] is not None
     assert pairing.opponents[0].points == pytest.approx(0.51)
 
 
 def test_a_game_is_drawn_though_its_rewards_are_rounded() -> None:
-    pairing, noted = Pairing.of(1), list[float]()
+    pairing, noted = Pairing.of(1), {"points_latest": deque[float]()}
     own, other = rows([LAST], [[0.8, 0.6]]), rows([LAST], [[1.4, 0.0]])
-    league().score(pairing, own, other, lambda _, values: noted.extend(values))
+    league().score(pairing, own, other, noted)
     assert pairing.lead[0] != 0  # 1e-7, in float32
-    assert noted == [0.5]
+    assert noted == {"points_latest": deque([0.5])}
 
 
 def test_opponents_are_drawn_by_their_weights() -> None:

@@ -4,7 +4,6 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog
@@ -16,7 +15,7 @@ def test_a_restart_continues_counting_and_names_what_was_lost() -> None:
     p.updates, p.env_steps, p.episodes = 3, 100, 4
     p.rows_received, p.rows_trained = 120, 90
     p.drop("lag", 10)
-    p.finish_episode("return", np.array([1.0, 3.0]))
+    p.recent["return"].extend([1.0, 3.0])
     q = Progress()
     q.load_state_dict(p.state_dict())
     q.settle(held=5)  # saved with the checkpoint
@@ -29,8 +28,8 @@ def test_a_restart_continues_counting_and_names_what_was_lost() -> None:
 
 def test_means_are_over_recent_episodes() -> None:
     p = Progress()
-    p.finish_episode("return", np.zeros(100))
-    p.finish_episode("return", np.ones(50))
+    p.recent["return"].extend([0.0] * 100)
+    p.recent["return"].extend([1.0] * 50)
     assert p.means() == {"return": 0.5}
 
 
@@ -40,8 +39,8 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path, monkeypatch: pytest.M
     log = ProgressLog(tmp_path, p, num_agents=3)
     p.env_steps, p.env_steps_received = 10, 12
     p.updates, p.losses = 2, {"critic_loss": 0.5}
-    p.finish_episode("return", np.array([4.0]))
-    p.finish_episode("score", np.array([1.0]))
+    p.recent["return"].append(4.0)
+    p.recent["score"].append(1.0)
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > 0.05)
     device = {"update_ms": 3.5, "memory_bytes": 2.0**20}

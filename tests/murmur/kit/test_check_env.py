@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numba
-import numpy as np
 from numba.extending import overload
 
 from murmur.env_service.watchdog.faults import Heartbeat
@@ -26,13 +25,12 @@ def test_compilation_counts_as_no_step() -> None:
         return compiled
 
     part = heartbeat.part(0, 1)
-    restart = np.ones(1, np.bool_)
     for _step in range(2):
-        part.enter(restart)
+        part.enter()
         part.leave()
     with compilation_shown(heartbeat):
         outer = numba.njit(lambda x: inner(x))
-        part.enter(restart)
+        part.enter()
         assert patience_s(heartbeat, 1.0) == 1
         assert outer(1.0) == 2
         assert patience_s(heartbeat, 1.0) == 1  # of this step again
