@@ -31,7 +31,7 @@ from murmur.learner_service.telemetry.progress import reached_limit
 from murmur.learner_service.telemetry.tracking import require_trackers
 from murmur.learner_service.tuning.batch_size import require_nothing_measured
 from murmur.learner_service.tuning.resolve import share_of, with_learner_options
-from murmur.shared.config.cores import with_threads
+from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.learner import METRICS_PORT, PORT, LearnerConfig
 from murmur.shared.process.addresses import host_and_port, in_use
@@ -151,7 +151,10 @@ def _prepared(
     """
     choose_own_gpu(config.learner)
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    config = with_threads(config, int(here) if here.isdecimal() else 1)
+    chosen = choose(config, available_cores(), learners=int(here) if here.isdecimal() else 1)
+    if config.learner.pipeline != "sync":  # environment servers choose it, each for its machine
+        chosen.pop("env_server.num_workers", None)
+    config = config.changed(chosen)
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
     set_up_process()

@@ -397,17 +397,13 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
     """
     rows = []
     values = resolved_data(config)
-    choice = choose(config, available_cores())
-    chosen = {
-        "env_server.num_workers": choice.num_workers,
-        "learner.num_threads": choice.num_threads,
-    }
+    chosen = choose(config, available_cores())
     for key, field in fields(ExperimentConfig):
         section = key.partition(".")[0]
         if section in KINDS or section not in values:
             continue
         value, default = _at(values, key), default_of(field)
-        if key in chosen and value == 0:
+        if key in chosen:
             value = default = f"auto: {chosen[key]} here"
         rows.append((key, value, default, field.description or ""))
     for kind in (kind for kind in KINDS if kind in values):
