@@ -317,9 +317,9 @@ def load(
 
 def code_of(config: ExperimentConfig) -> list[str]:
     """Return all code that a configuration names, as package.module:Name."""
-    plugins = [getattr(config, section).model_dump() for section in PLUGINS]
-    own = config.augment.own.model_dump()
-    return named_code([plugins, config.evaluation.environment, config.imitation.baseline, own])
+    plugins = [*(getattr(config, section) for section in PLUGINS), config.augment.own]
+    options = [[plugin.name, plugin.model_extra] for plugin in plugins]
+    return named_code([options, config.evaluation.environment, config.imitation.baseline])
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Change]:
