@@ -33,6 +33,7 @@ from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.persistent_counters import counters_of
 from murmur.learner_service.telemetry.profiling import Profiling, nvtx_ranges
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog
+from murmur.learner_service.telemetry.tracking import TrackerProcesses
 from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
 from murmur.shared.config.files import code_of
 from murmur.shared.config.plugin_folders import plugin_files
@@ -203,7 +204,8 @@ class RunContext:
         Args:
             algorithm: algorithm that learns.
             storage: source of batches.
-            state: returns the state of the run for a checkpoint.
+            state: returns the state of the run for a checkpoint, to which the configuration and
+                the files of plug-ins are added.
             steps: function that makes the steps after an update that come before the log and
                 checkpoints; they may use the keeper.
             num_agents: number of agents that act in each step.
@@ -215,8 +217,17 @@ class RunContext:
             publish: function that gives a policy's version to acting; see Learner.
         """
         config, group, log = self.config, self.group, None
+        text = to_yaml(config)
         if not group.rank:
-            log = ProgressLog(self.run_dir, self.progress, num_agents, config.tracking)
+            tracking = config.tracking
+            log = ProgressLog(
+                self.run_dir,
+                self.progress,
+                num_agents,
+                TrackerProcesses(self.run_dir, tracking) if tracking.services else None,
+                tensorboard="tensorboard" in tracking.loggers,
+                figures_every=tracking.figures_every_evaluations,
+            )
             self.metrics.log = log
         own = self.run_dir / f"rank-{group.rank}" if group.rank else self.run_dir
         checkpoints = self.folder.checkpoints
@@ -236,7 +247,7 @@ class RunContext:
         )
         self.keeper = Keeper(
             self.folder,
-            lambda: {**state(), "plugins": self._plugins},
+            lambda: {**state(), "config": text, "plugins": self._plugins},
             storage,
             self.ranks,
             self.report,

@@ -61,7 +61,6 @@ from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.learner_service.storage.storage import UnrollStorage
 from murmur.learner_service.tuning.resolve import fit, with_flight
 from murmur.learner_service.tuning.warm_up import WarmUp, check_in_flight
-from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import ConfigError, ResourceError, SpecError
 from murmur.shared.process.process import logger
 from murmur.shared.rpc import rollout_pb2 as pb
@@ -414,13 +413,11 @@ class Run:
     ) -> None:
         """Build the learner and the steps after an update."""
         context, config, curriculum = self.context, self.context.config, self.curriculum
-        text = to_yaml(config)
 
         def full_state() -> dict[str, Any]:
             game = self._league.game
             return {
                 "spec": spec_text(self.spec or spec),
-                "config": text,
                 "algorithm": algorithm.state_dict(),
                 "generator": generator.get_state(),
                 "progress": context.progress.state_dict(),

@@ -30,7 +30,6 @@ from murmur.learner_service.storage.samples import (
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.tuning.resolve import share_of, with_learner_options, with_precision
 from murmur.shared.config.class_census import class_problems
-from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import ConfigError, MurmurError, SpecError
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
@@ -246,12 +245,11 @@ class SupervisedRun:
         store: SampleStore,
     ) -> Learner:
         """Build the learner and the steps after an update."""
-        context, text = self.context, to_yaml(self.context.config)
+        context = self.context
 
         def full_state() -> dict[str, Any]:
             return {
                 "source": source_text(spec),
-                "config": text,
                 "algorithm": algorithm.state_dict(),
                 "progress": context.progress.state_dict(),
             }

@@ -317,9 +317,9 @@ def load(
 
 def code_of(config: ExperimentConfig) -> list[str]:
     """Return all code that a configuration names, as package.module:Name."""
-    plugins = [*(getattr(config, section) for section in PLUGINS), config.augment.own]
-    options = [[plugin.name, plugin.model_extra] for plugin in plugins]
-    return named_code([options, config.evaluation.environment, config.imitation.baseline])
+    plugins = (config.environment, config.source, config.algorithm, config.network)
+    options = map(dict, (*plugins, config.augment.own))
+    return named_code([*options, config.evaluation.environment, config.imitation.baseline])
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Change]:
