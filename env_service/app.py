@@ -23,9 +23,9 @@ from murmur.env_service.watchdog.descendants import (
     reap_orphans,
 )
 from murmur.env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
-from murmur.shared.config.cores import with_workers
+from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.experiment import ENV_METRICS_PORT, ExperimentConfig
-from murmur.shared.process.addresses import host_and_port, in_use
+from murmur.shared.process.addresses import host_and_port, in_use, is_loopback, learner_addresses
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.metrics_server import MetricsServer
 from murmur.shared.wire.credentials import warn_if_insecure
@@ -97,7 +97,8 @@ def run_env_server(
         ConfigError: if the learner is on another machine and neither credentials nor `insecure`
             are configured.
     """
-    config = with_workers(config)
+    alone = not any(map(is_loopback, learner_addresses(config.env_server.learner)))
+    config = config.changed(choose(config, available_cores(), alone=alone))
     server = config.env_server
     learner_credentials(config)  # may refuse
     warn_if_insecure(config.security)

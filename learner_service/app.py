@@ -21,6 +21,7 @@ from murmur.learner_service.device.device import (
 )
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.images.run import SupervisedRun
+from murmur.learner_service.learning.base import algorithm_config
 from murmur.learner_service.learning.supervised import supervised_config
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.ranks.watch import SILENT_S, Heartbeat, SessionWatch
@@ -29,9 +30,9 @@ from murmur.learner_service.serving.admission import Admission
 from murmur.learner_service.serving.server import RolloutServer
 from murmur.learner_service.telemetry.progress import reached_limit
 from murmur.learner_service.telemetry.tracking import require_trackers
-from murmur.learner_service.tuning.batch_size import require_nothing_measured
+from murmur.learner_service.tuning.batch_size import size_is_measured
 from murmur.learner_service.tuning.resolve import share_of, with_learner_options
-from murmur.shared.config.cores import with_threads
+from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.learner import METRICS_PORT, PORT, LearnerConfig
 from murmur.shared.process.addresses import host_and_port, in_use
@@ -103,7 +104,7 @@ def run_learner(
             context = RunContext(config, run_dir, loaded, serve_only, stop, group, lock)
             run = (SupervisedRun if config.supervised else Run)(context)
             if loaded is None:
-                context.folder.keep_config()
+                context.keep_config()
             elif not serve_only:
                 path, state = loaded  # an offline run may have learned on by now
                 logger.info("resumed %s: %d updates", path, state["progress"]["updates"])
@@ -151,16 +152,20 @@ def _prepared(
     """
     choose_own_gpu(config.learner)
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    config = with_threads(config, int(here) if here.isdecimal() else 1)
+    chosen = choose(config, available_cores(), learners=int(here) if here.isdecimal() else 1)
+    if config.learner.pipeline != "sync":  # environment servers choose it, each for its machine
+        chosen.pop("env_server.num_workers", None)
+    config = config.changed(chosen)
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
     set_up_process()
     config = with_learner_options(config)  # wrong settings are refused before anything is written
     if not serve_only:
         require_trackers(config.tracking.services)
-        require_nothing_measured(config, run_dir)
     device = select_device(config.learner)
     if not serve_only and config.learner.pipeline == "sync":
+        if key := algorithm_config(config.algorithm).open_batch_size:
+            raise size_is_measured(config, key, run_dir)
         precision = Precision.of(config.learner, device).name
         config = config.changed({"learner.device": device.type, "learner.precision": precision})
     make_folder(run_dir)
@@ -274,8 +279,9 @@ def _listen(
     )
     loop = new_event_loop()
     admission = Admission(learner, context.metrics, credentials, group.rank, group.size)
-    own = learner.changed({"port": port})
-    server = RolloutServer(run.sessions, admission, own, credentials, or_any=not learner.port)
+    server = RolloutServer(
+        run.sessions, admission, learner, credentials, asked=port, or_any=not learner.port
+    )
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     watch: SessionWatch | None = None
     try:

@@ -1,6 +1,7 @@
 """Parts of a run that do not depend on what it learns from: folder, device, metrics, threads."""
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from murmur.learner_service.after_update import compare_ranks
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
 from murmur.learner_service.device.device import require_compiler, select_device
 from murmur.learner_service.device.memory import limited
-from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.gathering import RankSync, StartBarrier
 from murmur.learner_service.keeper import Keeper, RunFolder
 from murmur.learner_service.learning.base import Algorithm
@@ -33,11 +33,13 @@ from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.persistent_counters import counters_of
 from murmur.learner_service.telemetry.profiling import Profiling, nvtx_ranges
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog
-from murmur.shared.config.experiment import ExperimentConfig
+from murmur.learner_service.telemetry.tracking import TrackerProcesses
+from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
 from murmur.shared.config.files import code_of
 from murmur.shared.config.plugin_folders import plugin_files
+from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import MurmurError, SpecError
-from murmur.shared.process.files import disk_error
+from murmur.shared.process.files import disk_error, write_whole
 from murmur.shared.process.ledger import Ledger
 from murmur.shared.process.process import CriticalThread, end_process, exit_code, logger
 from murmur.shared.process.run_lock import RunLock
@@ -67,6 +69,7 @@ class RunContext:
         progress: counters.
         liveness: says which thread hangs.
         folder: run's folder, with its checkpoints.
+        resolved: configuration with every option and what was chosen, as config.yaml has it.
         begun: whether a session that trains has been admitted.
         learner: None before the run is open, and where nothing is learned.
         ranks: counters and agreements of the ranks; made by `make_learner`.
@@ -81,6 +84,7 @@ class RunContext:
     stop: threading.Event
     group: Group = ALONE
     lock: RunLock = field(default_factory=lambda: RunLock(None))
+    resolved: ExperimentConfig = field(init=False)
     ranks: RankSync = field(init=False)
     report: Report = field(init=False)
     keeper: Keeper = field(init=False)
@@ -90,6 +94,7 @@ class RunContext:
     def __post_init__(self) -> None:
         """Prepare the run."""
         config, run_dir, group, loaded = self.config, self.run_dir, self.group, self.loaded
+        self.resolved = config
         self.barrier = StartBarrier(group)
         self._plugins = plugin_files(code_of(config))
         if loaded and not group.rank:
@@ -98,7 +103,7 @@ class RunContext:
         begins = loaded is None and not self.serve_only and group.rank == 0
         self.origin = load_origin(config) if begins else None
         checkpoints = CheckpointFolder(run_dir, config.learner.keep_checkpoints, group)
-        self.folder = RunFolder(run_dir, checkpoints, self.lock, group, self.stop)
+        self.folder = RunFolder(run_dir, checkpoints, self.lock, group, self.stop, self.keep_config)
         self.device = select_device(config.learner)
         self.clock = DeviceClock(self.device)
         self.metrics = metrics = LearnerMetrics(
@@ -157,12 +162,6 @@ class RunContext:
             logger.exception("the run cannot begin; the process ends")
             end_process(1)
 
-    def precision(self) -> Precision:
-        """Return the precision of the run's arithmetic, with a warning if it is slow here."""
-        precision = Precision.of(self.config.learner, self.device, self.group)
-        precision.warn_if_slow()
-        return precision
-
     def make_ready(self, algorithm: Algorithm[Any], spec: EnvSpec | SampleSpec) -> None:
         """Give an algorithm its first weights; let it be captured and compiled as configured.
 
@@ -175,8 +174,8 @@ class RunContext:
         """
         if self.origin is not None:
             start_from(self.origin, self.config, spec, algorithm, self.run_dir)
-        if augment := self.config.augment.text:
-            logger.info("augmentation on: %s", augment)
+        if self.config.augment != NO_AUGMENT:
+            logger.info("augmentation on: %s", self.config.augment.text)
         parts = [part for part in algorithm.parts.values() if isinstance(part, nn.Module)]
         self.group.broadcast_([p for part in parts for p in (*part.parameters(), *part.buffers())])
         algorithm.graphs.enabled &= self.config.learner.cuda_graph
@@ -194,6 +193,7 @@ class RunContext:
         *,
         num_agents: int = 1,
         best_metric: str,
+        judged: bool = False,
         settled: Callable[[bool], bool] = lambda updated: True,
         waits_for_sessions: bool = False,
         figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({}),
@@ -204,19 +204,30 @@ class RunContext:
         Args:
             algorithm: algorithm that learns.
             storage: source of batches.
-            state: returns the state of the run for a checkpoint.
+            state: returns the state of the run for a checkpoint, to which the configuration and
+                the files of plug-ins are added.
             steps: function that makes the steps after an update that come before the log and
                 checkpoints; they may use the keeper.
             num_agents: number of agents that act in each step.
             best_metric: result of an evaluation that chooses the best checkpoint; see Keeper.
+            judged: whether returns that stay mean that the run does not learn; see Report.
             settled: function that returns whether a checkpoint can be continued from; see Keeper.
             waits_for_sessions: whether a stopped run is saved after its sessions end; see Keeper.
             figures: function that returns further entries of a line of the log; see Report.
             publish: function that gives a policy's version to acting; see Learner.
         """
         config, group, log = self.config, self.group, None
+        text = to_yaml(config)
         if not group.rank:
-            log = ProgressLog(self.run_dir, self.progress, num_agents, config.tracking)
+            tracking = config.tracking
+            log = ProgressLog(
+                self.run_dir,
+                self.progress,
+                num_agents,
+                TrackerProcesses(self.run_dir, tracking) if tracking.services else None,
+                tensorboard="tensorboard" in tracking.loggers,
+                figures_every=tracking.figures_every_evaluations,
+            )
             self.metrics.log = log
         own = self.run_dir / f"rank-{group.rank}" if group.rank else self.run_dir
         checkpoints = self.folder.checkpoints
@@ -231,11 +242,12 @@ class RunContext:
             checkpoints,
             log,
             Profiling(own, self.metrics.ledgers, self.device.type == "cuda"),
+            judged,
             figures,
         )
         self.keeper = Keeper(
             self.folder,
-            lambda: {**state(), "plugins": self._plugins},
+            lambda: {**state(), "config": text, "plugins": self._plugins},
             storage,
             self.ranks,
             self.report,
@@ -299,8 +311,45 @@ class RunContext:
             ResourceError: if the configuration cannot be written.
         """
         if not self.begun:
-            self.folder.keep_config()
+            self.keep_config()
             self.begun = True
+
+    def keep_config(self) -> None:
+        """Write config.yaml; a run that is resumed does not before its first session.
+
+        Until then the checkpoint may turn out to be of another environment, and the run continues
+        with the configuration that it had.
+
+        Raises:
+            ResourceError: if it cannot be written.
+        """
+        if not self.group.rank:
+            write_whole(self.run_dir / "config.yaml", to_yaml(self.resolved))
+
+    def keep_measured(self, config: ExperimentConfig) -> None:
+        """Write config.yaml with what was chosen by measuring, and these options to measured.json.
+
+        Runs that differ in these alone are one group for `murmur compare`: their machine was
+        differently busy.
+
+        Args:
+            config: configuration after the choice, with every option.
+
+        Raises:
+            ResourceError: if they cannot be written.
+        """
+        given, self.resolved = self.resolved, config
+        self.keep_config()
+        if self.group.rank:
+            return
+        measured = {
+            f"algorithm.{key}": value
+            for key, value in config.algorithm.options.items()
+            if given.algorithm.options.get(key) != value
+        }
+        if config.learner.max_policy_lag != given.learner.max_policy_lag:
+            measured["learner.max_policy_lag"] = config.learner.max_policy_lag
+        write_whole(self.run_dir / "measured.json", json.dumps(measured) + "\n")
 
     def finish(self) -> None:
         """Save what the last sessions have left; all of them have ended."""

@@ -1,11 +1,10 @@
 """Files that a run keeps: its folder with config.yaml, and checkpoints of what it has learned."""
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from murmur.learner_service.gathering import RankSync
 from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.report import Report, Update
 from murmur.learner_service.storage.storage import Storage
-from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import CheckpointError, ResourceError
-from murmur.shared.process.files import make_folder, write_whole
+from murmur.shared.process.files import make_folder
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
 from murmur.shared.process.run_lock import RunLock
@@ -33,7 +30,7 @@ class RunFolder:
         lock: its lock.
         group: learners of the run, of which rank 0 writes config.yaml.
         stop: event that ends the run, set if the folder was moved.
-        completed: returns the configuration with what was chosen, for config.yaml.
+        keep_config: writes config.yaml.
     """
 
     path: Path
@@ -41,45 +38,7 @@ class RunFolder:
     lock: RunLock
     group: Group
     stop: threading.Event
-    completed: Callable[[], ExperimentConfig] = field(init=False)
-
-    def keep_config(self) -> None:
-        """Write config.yaml; a run that is resumed does not before its first session.
-
-        Until then the checkpoint may turn out to be of another environment, and the run continues
-        with the configuration that it had.
-
-        Raises:
-            ResourceError: if it cannot be written.
-        """
-        if self.group.rank:
-            return
-        write_whole(self.path / "config.yaml", to_yaml(self.completed()))
-
-    def keep_measured(self, given: ExperimentConfig) -> None:
-        """Write config.yaml with what was chosen by measuring, and these options to measured.json.
-
-        Runs that differ in these alone are one group for `murmur compare`: their machine was
-        differently busy.
-
-        Args:
-            given: configuration before the choice.
-
-        Raises:
-            ResourceError: if they cannot be written.
-        """
-        self.keep_config()
-        if self.group.rank:
-            return
-        chosen, before = self.completed(), given.algorithm.options
-        measured = {
-            f"algorithm.{key}": value
-            for key, value in chosen.algorithm.options.items()
-            if before.get(key) != value
-        }
-        if chosen.learner.max_policy_lag != given.learner.max_policy_lag:
-            measured["learner.max_policy_lag"] = chosen.learner.max_policy_lag
-        write_whole(self.path / "measured.json", json.dumps(measured) + "\n")
+    keep_config: Callable[[], None]
 
     def require(self) -> None:
         """Report a folder that was moved or deleted, or whose lock was; before a checkpoint.

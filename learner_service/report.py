@@ -90,6 +90,8 @@ class Report:
         checkpoints: folder for batches whose update was not finite.
         log: progress.jsonl, TensorBoard and trackers; None: another rank writes them.
         profiling: recorder of updates.
+        judged: whether returns that stay mean that the run does not learn: not those of samples,
+            of a league or along a curriculum.
         figures: returns further entries of a line of the log, and sets gauges of its own.
     """
 
@@ -102,6 +104,7 @@ class Report:
     checkpoints: CheckpointFolder
     log: ProgressLog | None
     profiling: Profiling
+    judged: bool
     figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({})
 
     def __post_init__(self) -> None:
@@ -120,11 +123,7 @@ class Report:
         self._told = -math.inf  # when a line of progress was logged
         self._looks: deque[dict[str, float]] = deque(maxlen=_LOOKS)
         self._evaluation: dict[str, list[float]] = {}  # the latest one, results by name
-        # Samples have no returns; against opponents that learn, and along a curriculum, returns may
-        # stay.
-        judged, config = self.metrics.notices.said(KIND, "return"), self.config
-        harder = config.league.on or bool(config.environment.curriculum)
-        self._judge = not (judged or config.supervised or harder)
+        self._judge = self.judged and not self.metrics.notices.said(KIND, "return")
 
     # --- every update ----------------------------------------------------------------------------
 

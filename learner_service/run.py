@@ -59,9 +59,8 @@ from murmur.learner_service.storage.flight import Flight
 from murmur.learner_service.storage.replay import ReplayStorage
 from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.learner_service.storage.storage import UnrollStorage
-from murmur.learner_service.tuning.resolve import fit, with_learner_options
+from murmur.learner_service.tuning.resolve import fit, with_flight
 from murmur.learner_service.tuning.warm_up import WarmUp, check_in_flight
-from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import ConfigError, ResourceError, SpecError
 from murmur.shared.process.process import logger
 from murmur.shared.rpc import rollout_pb2 as pb
@@ -124,7 +123,6 @@ class Run:
         )
         self.sessions = EnvSessions(self, config.learner, context.metrics)
         self.spec: EnvSpec | None = None
-        self._flight: Flight | None = None
         courses = config.environment.courses
         self.curriculum = Curriculum(courses, group.size) if courses else None
         self._slots = SlotTable(
@@ -134,9 +132,6 @@ class Run:
         # Absolute paths: opponents of the run itself are named by their file.
         opponents = [context.folder.checkpoints.find(path) for path in config.league.checkpoints]
         self._opponents = [str(path.resolve()) for path in opponents]
-        context.folder.completed = lambda: with_learner_options(
-            context.config, self.spec, self._flight
-        )
         if context.loaded:
             if self._offline:
                 self._require_offline(*context.loaded)
@@ -179,15 +174,18 @@ class Run:
     def _open(self, spec: EnvSpec) -> None:
         """Build algorithm, storage and loops for this spec, and start them."""
         context = self.context
-        config = own = context.config
+        config = own = resolved = context.config
         if not context.serve_only:
             whose = f"environment '{spec.name}'"
             check_best_metric(config.evaluation.best_metric, whose, spec.metrics)
             if self.curriculum is not None:
                 self.curriculum.check(spec)
-            config, own = fit(config, context.group, spec, context.run_dir, context.device)
+            resolved, own = fit(config, context.group, spec, context.run_dir, context.device)
+            # `auto` stands for another network if this environment is refused and another comes.
+            config = config.changed({"learner.precision": resolved.learner.precision})
             context.config = config
-        precision = context.precision()
+        precision = Precision.of(config.learner, context.device, context.group)
+        precision.warn_if_slow()
         algorithm = build_algorithm(
             own.algorithm,
             spec,
@@ -216,7 +214,7 @@ class Run:
             self._make_learner(spec, algorithm, generator, storage, snapshots)
             if not self._sync:
                 threads = {"learner": self._learn, **threads}
-        self.spec = spec
+        self.spec, context.resolved = spec, resolved
         named = f" ({shown_agents(spec.agents)})" if spec.agents else ""
         what = f"environment '{spec.name}': {spec.num_agents} agents{named}"
         context.start_threads(what, precision.name, threads)
@@ -415,13 +413,11 @@ class Run:
     ) -> None:
         """Build the learner and the steps after an update."""
         context, config, curriculum = self.context, self.context.config, self.curriculum
-        text = to_yaml(config)
 
         def full_state() -> dict[str, Any]:
             game = self._league.game
             return {
                 "spec": spec_text(self.spec or spec),
-                "config": text,
                 "algorithm": algorithm.state_dict(),
                 "generator": generator.get_state(),
                 "progress": context.progress.state_dict(),
@@ -451,6 +447,7 @@ class Run:
             steps,
             num_agents=spec.acting_agents,
             best_metric=config.evaluation.best_metric,
+            judged=not (config.league.on or config.environment.curriculum),
             # A sync run is saved where no update is due: there it can continue exactly.
             settled=lambda updated: not self._sync or (updated and storage.settled),
             waits_for_sessions=not self._sync,
@@ -469,11 +466,9 @@ class Run:
             return None
 
         def keep(flight: Flight) -> None:
-            given = self.context.folder.completed()
-            self._flight = flight
             self.context.metrics.gauge("environments_limit").set(storage.environments_limit)
             try:
-                self.context.folder.keep_measured(given)
+                self.context.keep_measured(with_flight(self.context.resolved, flight))
             except ResourceError as error:
                 logger.error("%s; a resumed run chooses again", error)
 

@@ -63,7 +63,7 @@ from murmur.results import provenance, require_clean_source
 from murmur.runs.evaluation import evaluate_run
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.settings import resolved_data
-from murmur.shared.config.cores import with_threads, with_workers
+from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.config.plugins import plugin_names
@@ -213,7 +213,8 @@ def _written(config: ExperimentConfig) -> dict[str, Any]:
     But for how long they train, and where a file is that names modules.
     """
     run = config.run.model_copy(update={"max_env_steps": 0, "plugin_folders": ()})
-    return resolved_data(with_workers(with_threads(config.model_copy(update={"run": run}))))
+    config = config.model_copy(update={"run": run})
+    return resolved_data(config.changed(choose(config, available_cores())))
 
 
 def run_candidate(

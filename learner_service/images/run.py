@@ -9,6 +9,7 @@ import numpy as np
 from murmur.learner_service.checkpoint.contents import load_algorithm, saved_source, source_text
 from murmur.learner_service.context import RunContext
 from murmur.learner_service.device.memory import free_bytes, limited, room
+from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.images.supply import SupplyDesk
 from murmur.learner_service.learning.supervised import (
     Supervised,
@@ -28,8 +29,6 @@ from murmur.learner_service.storage.samples import (
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.tuning.resolve import share_of, with_learner_options, with_precision
 from murmur.shared.config.class_census import class_problems
-from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import ConfigError, MurmurError, SpecError
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
@@ -191,7 +190,6 @@ class SupervisedRun:
         self.sessions = SupplyDesk(
             config, context.metrics, context.progress, self.open_source, context.begin
         )
-        context.folder.completed = self._completed
         if context.loaded:
             with limited(config.learner.memory_limit_gib):
                 self._open(saved_source(context.loaded[1]))
@@ -214,7 +212,8 @@ class SupervisedRun:
         context.config = config = with_precision(
             context.config, group, spec, context.run_dir, context.device
         )
-        precision = context.precision()
+        precision = Precision.of(config.learner, context.device, group)
+        precision.warn_if_slow()
         algorithm = build_supervised(share_of(config, group), spec, precision, context.device)
         context.make_ready(algorithm, spec)
         check_best_metric(config.evaluation.best_metric, "the algorithm", algorithm.metrics)
@@ -229,6 +228,9 @@ class SupervisedRun:
         if store.choice.kind == "stream":
             store.on_room = self.sessions.wake
         self.sessions.store = store
+        if not self._sync:
+            config = config.changed({"supply.cache": store.choice.kind})
+        context.resolved = with_learner_options(config, spec)
         context.start_threads(f"source '{spec.name}'", precision.name, {"learner": learner.run})
 
     def _make_learner(
@@ -239,12 +241,11 @@ class SupervisedRun:
         store: SampleStore,
     ) -> Learner:
         """Build the learner and the steps after an update."""
-        context, text = self.context, to_yaml(self.context.config)
+        context = self.context
 
         def full_state() -> dict[str, Any]:
             return {
                 "source": source_text(spec),
-                "config": text,
                 "algorithm": algorithm.state_dict(),
                 "progress": context.progress.state_dict(),
             }
@@ -294,13 +295,6 @@ class SupervisedRun:
         m, p = self.context.metrics, self.context.progress
         undone = m.total("rows_trained") - p.rows_trained - m.total("rows_undone")
         m.counter("rows_undone").inc(max(0, undone))
-
-    def _completed(self) -> ExperimentConfig:
-        """Return the configuration with all options, and in async the cache that was chosen."""
-        config, store = self.context.config, self.sessions.store
-        if store is not None and not self._sync:
-            config = config.changed({"supply.cache": store.choice.kind})
-        return with_learner_options(config, None if store is None else store.spec)
 
     def drain(self) -> None:
         """Wait for nothing: a resumed run requests outstanding samples again."""

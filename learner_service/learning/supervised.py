@@ -26,7 +26,7 @@ from murmur.learner_service.preprocess.augment.base import Augment
 from murmur.learner_service.preprocess.augment.building import build_augment
 from murmur.learner_service.storage.samples import SampleBatch
 from murmur.learner_service.telemetry.figures import Figures
-from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig
+from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
 from murmur.shared.config.plugins import load_plugin, plugin_failures, plugin_names, resolve_plugin
 from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.wire.samples import IMAGE, MASK, SampleSpec
@@ -145,7 +145,7 @@ def build_supervised(
         algorithm: Supervised = module.build(
             options, spec, config.network, precision, device, config.run.seed
         )
-    if config.augment != AugmentConfig():
+    if config.augment != NO_AUGMENT:
         algorithm.augment = build_augment(config.augment, spec, device)
     return algorithm
 

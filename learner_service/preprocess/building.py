@@ -21,7 +21,7 @@ from murmur.learner_service.storage.demonstrations import not_told
 from murmur.learner_service.storage.frames import Frames, find_frames
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.learner_service.storage.storage import NEXT, Batch
-from murmur.shared.config.experiment import AugmentConfig, ImitationConfig
+from murmur.shared.config.experiment import NO_AUGMENT, AugmentConfig, ImitationConfig
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import EXPERT_ACTION, EnvSpec
@@ -166,7 +166,7 @@ def build_transforms(
     if frozen:
         parts.append(HideFrozen(frozen, slices, device))
     changes: Augment | None = None
-    if augment is not None and augment.text:
+    if augment is not None and augment != NO_AUGMENT:
         seen = spec if frames is None else frames.stacked_spec(spec)
         changes = build_rl_augment(augment, seen, device, (OBSERVATION, NEXT + OBSERVATION))
     return Transforms(parts, changes)

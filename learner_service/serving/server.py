@@ -48,7 +48,8 @@ class RolloutServer:
         config: configuration of the learner.
         credentials: certificates; None: all are admitted, in plain text, and
             murmur.shared.wire.credentials.credentials_for decides where that is right.
-        or_any: flag to listen on any free port if config.port is in use.
+        asked: port to listen on; None: config.port, or the usual one.
+        or_any: flag to listen on any free port if that is in use.
         port: the port it listens on, once started.
     """
 
@@ -56,11 +57,13 @@ class RolloutServer:
     admission: Admission
     config: LearnerConfig
     credentials: CredentialFolder | None = None
+    asked: int | None = None
     or_any: bool = False
 
     def __post_init__(self) -> None:
-        """Prepare to listen on config.host and config.port."""
-        self.port = PORT if self.config.port is None else self.config.port
+        """Prepare to listen on config.host."""
+        ports = (self.asked, self.config.port, PORT)
+        self.port = next(port for port in ports if port is not None)
         self._streams: set[asyncio.Task[None]] = set()
         self._why_ended = ""
         self._server: grpc.aio.Server | None = None

@@ -18,7 +18,7 @@ from torch.utils.tensorboard.summary import hparams
 from murmur.learner_service.telemetry.figures import Figures, png
 from murmur.learner_service.telemetry.statistics import FEWEST, Statistics
 from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened, scalars_of
-from murmur.shared.config.experiment import RunConfig, TrackingConfig
+from murmur.shared.config.experiment import RunConfig
 from murmur.shared.config.text import parse_yaml, without_secrets
 from murmur.shared.process.errors import ResourceError
 from murmur.shared.process.files import make_folder, write_whole
@@ -38,7 +38,6 @@ _RATE_OVER_S = 0.5  # a rate over less is noise
 _RATE_SPAN_S = (
     10.0  # time that a rate is taken over: environments that wait for updates give bursts
 )
-_TENSORBOARD = TrackingConfig()
 _FLUSH_S = 10  # how late TensorBoard shows a point
 
 
@@ -225,9 +224,20 @@ class ProgressLog:
         run_dir: Path,
         progress: Progress,
         num_agents: int,
-        tracking: TrackingConfig = _TENSORBOARD,
+        trackers: TrackerProcesses | None = None,
+        *,
+        tensorboard: bool = True,
+        figures_every: int = 5,
     ) -> None:
-        """Append to the run's logs, and start the processes that send them to trackers.
+        """Append to the run's logs.
+
+        Args:
+            run_dir: run's folder.
+            progress: counters.
+            num_agents: number of agents that act in each step.
+            trackers: processes that send the logs to trackers; None: there are none.
+            tensorboard: whether TensorBoard gets the figures.
+            figures_every: evaluations from one whose figures are drawn to the next; 0: never.
 
         Raises:
             OSError: if progress.jsonl cannot be opened.
@@ -236,22 +246,20 @@ class ProgressLog:
         self._lost = 0  # lines in a row
         self._lines_lost = 0  # in all
         self._board: SummaryWriter | None = None
-        if "tensorboard" in tracking.loggers:
+        if tensorboard:
             with self._board_may_fail():
                 self._board = SummaryWriter(str(run_dir / "tensorboard"), flush_secs=_FLUSH_S)
-                self._note_parameters(run_dir / "config.yaml")
-        self._trackers = TrackerProcesses(run_dir, tracking)
-        self._figures, self._figures_every = run_dir / "figures", tracking.figures_every_evaluations
+        self._config_file: Path | None = run_dir / "config.yaml"  # None once it is on the board
+        self._trackers = trackers
+        self._figures, self._figures_every = run_dir / "figures", figures_every
         self._evaluations = 0  # in this process
         self._progress, self._num_agents = progress, num_agents
         self._seen = deque([(time.monotonic(), progress.env_steps_received)])
         self._grouped = False  # whether `_seen` counts all ranks
         self._rate = 0.0
 
-    def _note_parameters(self, config_file: Path) -> None:
+    def _note_parameters(self, board: SummaryWriter, config_file: Path) -> None:
         """Give TensorBoard's tab HPARAMS the run's configuration, and the curves to judge it by."""
-        if self._board is None or not config_file.is_file():
-            return
         config = parse_yaml(config_file.read_text(), str(config_file))
         best = config.get("evaluation", {}).get("best_metric", "return").removeprefix("-")
         metrics = dict.fromkeys((f"evaluation/{best}", "episode/return"), 0.0)
@@ -260,7 +268,7 @@ class ProgressLog:
             k: v for k, v in parameters.items() if isinstance(v, bool | str | int | float)
         }
         # add_hparams would write a point of each metric
-        writer = self._board._get_file_writer()  # type: ignore[no-untyped-call]
+        writer = board._get_file_writer()  # type: ignore[no-untyped-call]
         for summary in hparams(parameters, metrics)[:2]:  # type: ignore[no-untyped-call]
             writer.add_summary(summary)
 
@@ -296,7 +304,8 @@ class ProgressLog:
         }
         self._append(line)
         self._draw(line)
-        self._trackers.look()
+        if self._trackers is not None:
+            self._trackers.look()
 
     def _counted(self, means: Mapping[str, float]) -> dict[str, Any]:
         """Return the run's counts and averages so far."""
@@ -372,7 +381,7 @@ class ProgressLog:
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
         """Count data that trackers missed: metric -> labels -> count. Any thread may call it."""
-        return self._trackers.counts(self._lines_lost)
+        return {} if self._trackers is None else self._trackers.counts(self._lines_lost)
 
     def close(self) -> None:
         """Flush, and give trackers tracking.finish_s for what they have not sent."""
@@ -380,7 +389,8 @@ class ProgressLog:
         with self._board_may_fail():
             if self._board is not None:
                 self._board.close()
-        self._trackers.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """Write a line whole, or none of it."""
@@ -418,6 +428,9 @@ class ProgressLog:
         if board is None:
             return
         with self._board_may_fail():
+            if self._config_file is not None and self._config_file.is_file():
+                self._note_parameters(board, self._config_file)
+                self._config_file = None
             for tag, value in scalars_of(line).items():
                 board.add_scalar(tag, value, line["env_steps"])
 

@@ -39,21 +39,20 @@ _CACHE = "batch-size.json"
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
-def require_nothing_measured(config: ExperimentConfig, run_dir: Path) -> None:
-    """Check that a sync run has a batch size: what fits differs from machine to machine.
+def size_is_measured(config: ExperimentConfig, key: str, run_dir: Path) -> ConfigError:
+    """Return the error of a sync run without batch size: what fits differs between machines.
 
-    Raises:
-        ConfigError: if it is to be found, naming the one that was found for the run, or the
+    Args:
+        config: the experiment.
+        key: option of the algorithm that is 0.
+        run_dir: run's folder; the message names the size that was found for the run, else the
             algorithm's default.
     """
-    key = algorithm_config(config.algorithm).open_batch_size
-    if not key or config.learner.pipeline != "sync":
-        return
     value: Any = read_json(run_dir / _CACHE).get("batch_size")
     if value is None:
         value = attrgetter(key)(algorithm_config(PluginConfig(name=config.algorithm.name)))
     example = f"={value}" if value else " to a number"
-    raise ConfigError(
+    return ConfigError(
         f"algorithm.{key}=0 takes what fits this machine, and the sync pipeline uses nothing "
         f"measured: set algorithm.{key}{example}, or learner.pipeline=async"
     )
@@ -62,7 +61,7 @@ def require_nothing_measured(config: ExperimentConfig, run_dir: Path) -> None:
 def with_batch_size(
     config: ExperimentConfig, spec: EnvSpec, run_dir: Path, group: Group = ALONE
 ) -> ExperimentConfig:
-    """Return the configuration with the largest batch that fits every rank, if its size is 0.
+    """Return the configuration with the largest batch that fits every rank, where its size is 0.
 
     Found once for each run, also if it is resumed; again only where something has changed that the
     size depends on: the algorithm, the network, the precision, the environment, or the memory.
@@ -78,14 +77,12 @@ def with_batch_size(
         MurmurError: if the settings do not fit each other.
     """
     options = algorithm_config(config.algorithm)
-    if not (key := options.open_batch_size):
-        return config
     size = 0 if group.rank else _kept(config, spec, run_dir / _CACHE)
     group.any_rank(False)  # the other ranks wait for what rank 0 writes
     if group.rank:
         size = _kept(config, spec, run_dir / _CACHE)
     size = round(group.agree({"rows": size}, "min")["rows"])
-    return with_options(config, options.changed({key: size}))
+    return with_options(config, options.changed({options.open_batch_size: size}))
 
 
 def _kept(config: ExperimentConfig, spec: EnvSpec, cache: Path) -> int:

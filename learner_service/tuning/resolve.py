@@ -15,7 +15,7 @@ from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.storage.flight import Flight
 from murmur.learner_service.tuning.batch_size import with_batch_size
 from murmur.learner_service.tuning.probe import depends_on, kept_choice, update_seconds
-from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig
+from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
 from murmur.shared.config.plugins import resolve_plugin
 from murmur.shared.process.process import logger
 from murmur.shared.wire.samples import SampleSpec
@@ -28,9 +28,7 @@ _BATCH = 2048  # rows of a batch whose size is still to be found
 
 
 def with_learner_options(
-    config: ExperimentConfig,
-    spec: EnvSpec | SampleSpec | None = None,
-    flight: Flight | None = None,
+    config: ExperimentConfig, spec: EnvSpec | SampleSpec | None = None
 ) -> ExperimentConfig:
     """Complete the configuration with all options of algorithm and network.
 
@@ -38,7 +36,6 @@ def with_learner_options(
         config: configuration as given, or resolved before.
         spec: spec of the environment or source, by which `auto` stands for a network; None: not
             known yet, `auto` stays.
-        flight: unrolls and policy lag that the warm-up chose; None: it has not.
 
     Raises:
         ConfigError: for an unknown algorithm, network or option, or an algorithm that does not
@@ -54,9 +51,11 @@ def with_learner_options(
     else:
         image = observed_image(spec) if isinstance(spec, EnvSpec) else None
         network = resolve_network(network, image).config
-    config = config.changed({"algorithm": algorithm.config, "network": network})
-    if flight is None:
-        return config
+    return config.changed({"algorithm": algorithm.config, "network": network})
+
+
+def with_flight(config: ExperimentConfig, flight: Flight) -> ExperimentConfig:
+    """Return the configuration with the unrolls and the policy lag that the warm-up chose."""
     asked = algorithm_config(config.algorithm)
     chosen = flight.unroll_steps, flight.unrolls_per_update
     asked = asked.changed(dict(zip(asked.about.flight, chosen, strict=False)))
@@ -89,10 +88,9 @@ def fit(
         device: device that the run learns on.
 
     Returns:
-        the configuration in that precision; and this rank's share of it, batch size included.
+        the configuration with every option, in that precision; and this rank's share of it, with
+        minibatches and batch size chosen.
     """
-    # A resumed run, which has it resolved, finds what was chosen. What is returned is not: if the
-    # environment is refused, `auto` stands for another network in the next one.
     resolved = with_learner_options(config, spec)
     whole = grown(resolved, spec)
     if whole is not resolved and not group.rank:
@@ -108,8 +106,10 @@ def fit(
             math.sqrt(size / asked),
         )
     whole = with_precision(whole, group, spec, run_dir, device)
-    own = with_batch_size(share_of(whole, group), spec, run_dir, group)
-    return config.changed({"learner.precision": whole.learner.precision}), own
+    own = share_of(whole, group)
+    if algorithm_config(own.algorithm).open_batch_size:
+        own = with_batch_size(own, spec, run_dir, group)
+    return resolved.changed({"learner.precision": whole.learner.precision}), own
 
 
 def with_precision(
@@ -176,7 +176,7 @@ def _fastest_precision(
         torch=torch.__version__,
         cuda_graph=config.learner.cuda_graph,
         compile=config.learner.compile,
-        **({} if config.augment == AugmentConfig() else {"augment": augment}),
+        **({} if config.augment == NO_AUGMENT else {"augment": augment}),
     )
     return kept_choice(cache, "precision", found_for, measured)
 

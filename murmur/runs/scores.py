@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from murmur.runs.run_folder import RunFolder
@@ -139,18 +139,20 @@ def completed_shares(run: RunConfig, record: Mapping[str, Any]) -> dict[str, flo
     return shares
 
 
+@dataclass(eq=False)
 class Pace:
     """Pace of a run in its latest minutes, which foretells its end.
 
     It counts from this start of the run: a resumed run has made its first part at a pace of before.
     Nor does the time count in which environments start, or compile themselves.
+
+    Attributes:
+        run: section of the configuration, with the run's limits.
     """
 
-    def __init__(self, run: RunConfig) -> None:
-        """Know no pace yet."""
-        self._run = run
-        self._seen: deque[tuple[float, dict[str, float]]] = deque()
-        self._rows_at_start: int | None = None
+    run: RunConfig
+    _seen: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
+    _rows_at_start: int | None = None
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Take in a record of progress. The same record again changes nothing."""
@@ -158,12 +160,12 @@ class Pace:
         if not self._seen or now < self._seen[-1][0]:  # the learner went back to a checkpoint
             self._seen.clear()
             self._rows_at_start = rows
-        elif rows is not None and rows == self._rows_at_start and not self._run.offline:
+        elif rows is not None and rows == self._rows_at_start and not self.run.offline:
             # Environments start.
             self._seen.clear()
         elif now == self._seen[-1][0]:
             self._seen.pop()
-        self._seen.append((now, completed_shares(self._run, record)))
+        self._seen.append((now, completed_shares(self.run, record)))
         while self._seen[0][0] < now - _PACE_S:
             self._seen.popleft()
 

@@ -318,7 +318,7 @@ def with_plugin_defaults(
                     validate(declared, plugin.options, kind)
         elif (model := plugin_model(kind, plugin)) is not None:
             if kind == "environment":
-                _require_defaults(config.environment, model)
+                _require_defaults(config.environment, plugin.options, model)
             options = validate(model, plugin.options, kind)
             whole[kind] = plugin.with_options(plain_data(options, kind))
             validate(model, whole[kind].options, kind)  # as the services read it: defaults too
@@ -330,22 +330,29 @@ def with_plugin_defaults(
     return config
 
 
-def _require_defaults(environment: EnvironmentConfig, model: type[BaseModel]) -> None:
+def _require_defaults(
+    environment: EnvironmentConfig, options: Mapping[str, Any], model: type[BaseModel]
+) -> None:
     """Refuse an option that is both set for good and changed between episodes.
+
+    Args:
+        environment: section with the options that change.
+        options: options that are set for good.
+        model: options that the plug-in has.
 
     Raises:
         ConfigError: if there is one, naming it.
     """
-    for name in environment.names:
-        field = model.model_fields.get(name)
-        if field is None or field.is_required() or name not in environment.options:
-            continue
-        if environment.options[name] != default_of(field):
-            where = "curriculum" if name in environment.curriculum else "randomize"
-            raise ConfigError(
-                f"environment.{name}={environment.options[name]} and environment.{where}.{name} "
-                f"both set '{name}': keep one of them"
-            )
+    for where in ("curriculum", "randomize"):
+        for name in getattr(environment, where):
+            field = model.model_fields.get(name)
+            if field is None or field.is_required() or name not in options:
+                continue
+            if options[name] != default_of(field):
+                raise ConfigError(
+                    f"environment.{name}={options[name]} and environment.{where}.{name} "
+                    f"both set '{name}': keep one of them"
+                )
 
 
 def resolved_data(config: ExperimentConfig) -> dict[str, Any]:
@@ -397,17 +404,13 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
     """
     rows = []
     values = resolved_data(config)
-    choice = choose(config, available_cores())
-    chosen = {
-        "env_server.num_workers": choice.num_workers,
-        "learner.num_threads": choice.num_threads,
-    }
+    chosen = choose(config, available_cores())
     for key, field in fields(ExperimentConfig):
         section = key.partition(".")[0]
         if section in KINDS or section not in values:
             continue
         value, default = _at(values, key), default_of(field)
-        if key in chosen and value == 0:
+        if key in chosen:
             value = default = f"auto: {chosen[key]} here"
         rows.append((key, value, default, field.description or ""))
     for kind in (kind for kind in KINDS if kind in values):

@@ -15,18 +15,16 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from murmur.env_service.adapters.frames import DRAWING
 from murmur.runs.child import Child, ChildError, murmur_command
 from murmur.runs.log_errors import TROUBLE
 from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.runs.servers import ServerRecorder
 from murmur.runs.settings import setting
-from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.addresses import host_and_port, own_client_host
 from murmur.shared.process.errors import ResourceError
 from murmur.shared.wire.notices import FILE as NOTICES
@@ -64,9 +62,11 @@ class Supervisor:
     def __init__(
         self,
         run: RunFolder,
-        config: ExperimentConfig,
         *,
         resume: bool,
+        host: str,
+        servers: Sequence[str],
+        draws_itself: bool = False,
         say: Callable[[str], None],
         on_progress: Callable[[dict[str, Any]], None],
         on_trouble: Callable[[Path, str], None],
@@ -77,9 +77,12 @@ class Supervisor:
 
         Args:
             run: run's folder for all output; its config_file must be there.
-            config: configuration in the run's config_file.
             resume: True if the learner continues from its last checkpoint. It writes config.yaml
                 once that has turned out to fit.
+            host: address that the learner listens on.
+            servers: names of the processes that step environments: "env-server", "evaluator".
+            draws_itself: True if the environment draws itself, so that no episode is recorded: it
+                would slow evaluations down.
             say: function called with lines about events of the processes.
             on_progress: function called with each new record of progress.jsonl.
             on_trouble: function called with each new warning or error of a log: the log and the
@@ -90,7 +93,7 @@ class Supervisor:
         """
         self._stopping = stop or threading.Event()
         self._run = run
-        self._config = config
+        self._host, self._draws_itself = own_client_host(host), draws_itself
         self._resume = resume
         self._config_file = str(run.config_file(resume=resume))
         self._say = say
@@ -107,15 +110,13 @@ class Supervisor:
         self._ports: list[int] = []  # of the learners, by rank
         further = range(1, learners)
         self._ports_files = ["learner.json", *(f"learner-{rank}.json" for rank in further)]
-        self._tells_start = bool(config.run.start_from) and not resume
+        self._tells_start = not resume
         self.learner = self._child("learner", self._learner_command)
         self.learner.lock = run.lock
-        self.others: list[Child] = []
-        if not config.run.offline:
-            self.others.append(self._child("env-server", self._env_server_command))
-        if config.evaluation.on and not config.supervised:
-            evaluator = partial(self._env_server_command, evaluate=True)
-            self.others.append(self._child("evaluator", evaluator))
+        self.others = [
+            self._child(name, partial(self._env_server_command, evaluate=name == "evaluator"))
+            for name in servers
+        ]
         logs = [child.log for child in [self.learner, *self.others]]
         self._logs = {log: LineTail(log, skip=True) for log in logs}
 
@@ -261,16 +262,14 @@ class Supervisor:
         ]
         return murmur_command("learner", *arguments, "--learners", str(self._learners))
 
-    def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
+    def _env_server_command(self, _: Child, evaluate: bool) -> list[str]:
         ports = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
-        host = own_client_host(self._config.learner.host)
-        learners = ",".join(host_and_port(host, port) for port in ports)
+        learners = ",".join(host_and_port(self._host, port) for port in ports)
         # JSON: YAML would take the bracket of an IPv6 address for a list.
         settings = [setting("env_server.learner", learners)]
         if evaluate:
             settings.append("env_server.metrics_port=0")  # the other server has that of the file
-        # An environment that draws itself would slow evaluations down.
-        if evaluate and self._config.environment.name not in DRAWING:
+        if evaluate and not self._draws_itself:
             file = str((self._run.path / EPISODE).resolve())
             settings.append(setting("evaluation.episode_file", file))
         return murmur_command(

@@ -25,7 +25,7 @@ from murmur.runs.run_list import folder_size
 from murmur.runs.scores import Metric, last_progress
 from murmur.runs.settings import TASK, USUAL_PORTS, with_plugin_defaults
 from murmur.runs.supervisor import StopRequested, Supervisor
-from murmur.shared.config.cores import with_threads, with_workers
+from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import Overrides, all_changes, changes_of, config_names, load
 from murmur.shared.config.text import without_secrets
@@ -100,7 +100,7 @@ def prepare(
     if resume:
         paths = [path for path, _, _ in all_changes(overrides, environ)]
         settings = _with_auto_ports(settings, paths)
-    settings = with_workers(with_threads(settings, learners), learners)
+    settings = settings.changed(choose(settings, available_cores(), learners=learners))
     server = settings.env_server
     # A worker of a sync run has one learner, that of a source one session.
     one = settings.learner.pipeline == "sync" or settings.supervised
@@ -205,6 +205,9 @@ def train(
     print_plain(
         console, f"{several}{source}, torch threads of the learner: {config.learner.num_threads}"
     )
+    servers = [] if config.run.offline else ["env-server"]
+    if config.evaluation.on and not config.supervised:
+        servers.append("evaluator")
     view = TrainingView(config.run, console, Metric.parse(config.evaluation.best_metric).name)
 
     def take(record: dict[str, Any]) -> None:
@@ -213,8 +216,10 @@ def train(
 
     supervisor = Supervisor(
         run,
-        config,
         resume=resume,
+        host=config.learner.host,
+        servers=servers,
+        draws_itself=config.environment.name in DRAWING,
         say=view.say,
         on_progress=take,
         on_trouble=view.trouble,

@@ -142,12 +142,7 @@ def _workers_of(config: ExperimentConfig) -> int:
 
 def shares(config: ExperimentConfig, capacity: Capacity) -> list[str]:
     """Return --set items that give a run its share of the machine, without those it sets."""
-    choice = choose(config, capacity.cores)
-    items = []
-    if not config.env_server.num_workers:
-        items.append(f"env_server.num_workers={choice.num_workers}")
-    if not config.learner.num_threads:
-        items.append(f"learner.num_threads={choice.num_threads}")
+    items = [f"{key}={number}" for key, number in choose(config, capacity.cores).items()]
     if capacity.gpu_limit_gib and not config.learner.memory_limit_gib:
         items.append(f"learner.memory_limit_gib={capacity.gpu_limit_gib}")
     return items

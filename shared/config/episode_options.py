@@ -190,18 +190,17 @@ class EnvironmentConfig(PluginConfig):
         for name in self.curriculum:
             if name in self.randomize:
                 raise ValueError(f"curriculum and randomize both set '{name}': keep one of them")
-        arguments = self.options.get("arguments")
-        for name in self.names:
-            if isinstance(arguments, Mapping) and name in arguments:
-                where = "curriculum" if name in self.curriculum else "randomize"
-                raise ValueError(
-                    f"arguments.{name}={short(arguments[name])} and {where}.{name} both set "
-                    f"'{name}': arguments are fixed, {where} changes it: keep one of them"
-                )
-        if len(self.names) > MOST_OPTIONS:
-            raise ValueError(
-                f"{len(self.names)} options differ between episodes; {MOST_OPTIONS} may"
-            )
+        changes = {"curriculum": self.curriculum, "randomize": self.randomize}
+        arguments = (self.model_extra or {}).get("arguments")
+        for where, options in changes.items():
+            for name in options if isinstance(arguments, Mapping) else ():
+                if name in arguments:
+                    raise ValueError(
+                        f"arguments.{name}={short(arguments[name])} and {where}.{name} both set "
+                        f"'{name}': arguments are fixed, {where} changes it: keep one of them"
+                    )
+        if (count := len(self.curriculum) + len(self.randomize)) > MOST_OPTIONS:
+            raise ValueError(f"{count} options differ between episodes; {MOST_OPTIONS} may")
         return self
 
     @model_serializer(mode="wrap")

@@ -352,6 +352,7 @@ class AugmentConfig(Section):
         return {name: value for name in open_ if (value := getattr(self, name)) is not None}
 
 
+NO_AUGMENT = AugmentConfig()
 _SESSION_TIMEOUT_S = 60.0  # of a session, unless its worker's turns take longer
 
 
@@ -468,8 +469,12 @@ class EvaluationConfig(Section):
 
     @model_validator(mode="after")
     def _has_one_clock(self) -> Self:
-        clocks = ("every_updates", "every_env_steps", "every_minutes")
-        given = [f"{key}={getattr(self, key):g}" for key in clocks if getattr(self, key)]
+        clocks = {
+            "every_updates": self.every_updates,
+            "every_env_steps": self.every_env_steps,
+            "every_minutes": self.every_minutes,
+        }
+        given = [f"{key}={value:g}" for key, value in clocks.items() if value]
         if len(given) > 1:
             raise ValueError(
                 f"{' and '.join(given)}: evaluations follow one of them; set the others to 0"
@@ -583,7 +588,7 @@ class ExperimentConfig(Section):
     env_server: EnvServerConfig = EnvServerConfig()
     algorithm: PluginConfig = PluginConfig(name="coma")
     network: PluginConfig = PluginConfig(name="auto")
-    augment: AugmentConfig = AugmentConfig()
+    augment: AugmentConfig = NO_AUGMENT
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     imitation: ImitationConfig = ImitationConfig()
@@ -646,7 +651,8 @@ class ExperimentConfig(Section):
 
     @model_validator(mode="after")
     def _evaluation_fits(self) -> "ExperimentConfig":
-        if self.environment.names or "randomize" in self.evaluation.environment:
+        differs = self.environment.curriculum or self.environment.randomize
+        if differs or "randomize" in self.evaluation.environment:
             try:
                 self.for_evaluation()
             except ValidationError as error:

@@ -317,9 +317,9 @@ def load(
 
 def code_of(config: ExperimentConfig) -> list[str]:
     """Return all code that a configuration names, as package.module:Name."""
-    plugins = [getattr(config, section).model_dump() for section in PLUGINS]
-    own = config.augment.own.model_dump()
-    return named_code([plugins, config.evaluation.environment, config.imitation.baseline, own])
+    plugins = (config.environment, config.source, config.algorithm, config.network)
+    options = map(dict, (*plugins, config.augment.own))
+    return named_code([*options, config.evaluation.environment, config.imitation.baseline])
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Change]:

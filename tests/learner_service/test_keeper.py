@@ -10,17 +10,14 @@ import yaml
 
 from murmur.learner_service.app import run_learner
 from murmur.learner_service.checkpoint.folder import CheckpointFolder
+from murmur.learner_service.context import RunContext
 from murmur.learner_service.device.device import select_device
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.keeper import RunFolder
-from murmur.learner_service.ranks.group import ALONE
 from murmur.learner_service.storage.flight import Flight
-from murmur.learner_service.tuning.batch_size import require_nothing_measured
-from murmur.learner_service.tuning.resolve import with_learner_options
+from murmur.learner_service.tuning.resolve import with_flight, with_learner_options
 from murmur.shared.config.files import load
 from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.process.run_lock import RunLock
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.waiting import wait_until
@@ -64,7 +61,6 @@ def test_a_sync_run_refuses_a_batch_size_that_is_measured(
         run_learner(sync, tmp_path, resume=False, stop=threading.Event())
     assert f"set {fix} learner.pipeline=async" in str(caught.value)
     assert not (tmp_path / "config.yaml").exists()
-    require_nothing_measured(sync.changed({"learner.pipeline": "async"}), tmp_path)
 
 
 def _writes_a_board(thread: threading.Thread) -> bool:
@@ -105,11 +101,8 @@ def test_folder_deleted_during_training_is_reported(
 def test_what_was_measured_is_kept_apart_from_what_was_given(tmp_path: Path) -> None:
     """Unrolls of an update are configured; their length and the lag are chosen by the speed."""
     config = load("spread", ["algorithm.unrolls_per_update=8"], {})
-    folder = RunFolder(
-        tmp_path, CheckpointFolder(tmp_path, 1), RunLock(None), ALONE, threading.Event()
-    )
-    folder.completed = lambda: with_learner_options(config, flight=Flight(22, 8, 2))
-    folder.keep_measured(with_learner_options(config))
+    context = RunContext(with_learner_options(config), tmp_path, None, False, threading.Event())
+    context.keep_measured(with_flight(context.resolved, Flight(22, 8, 2)))
     kept = json.loads((tmp_path / "measured.json").read_text())
     assert kept == {"algorithm.unroll_steps": 22, "learner.max_policy_lag": 2}
     written = load(str(tmp_path / "config.yaml"), [], {})

@@ -8,17 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from murmur.shared.config.cores import (
-    SYNC_CHOICE,
-    Choice,
-    available_cores,
-    choose,
-    with_threads,
-    with_workers,
-)
+from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.sweeps.capacity import LEARNER_GIB, PROCESS_GIB
 
+WORKERS, THREADS = "env_server.num_workers", "learner.num_threads"
 MASK = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -149,8 +143,9 @@ def config(**sections: dict[str, object]) -> ExperimentConfig:
 def test_workers_have_what_the_learner_leaves(
     cores: float, workers: int, threads: int, alone: int
 ) -> None:
-    assert choose(config(), cores) == Choice(workers, threads)
-    assert choose(config(), cores, alone=True).num_workers == alone
+    chosen = {WORKERS: workers, THREADS: threads}
+    assert choose(config(), cores) == chosen
+    assert choose(config(), cores, alone=True)[WORKERS] == alone
 
 
 @pytest.mark.parametrize(
@@ -160,7 +155,8 @@ def test_offline_learners_have_the_processors_of_workers(
     cores: float, learners: int, threads: int
 ) -> None:
     offline = config(run={"offline": True}, imitation={"dataset": "data"})
-    assert choose(offline, cores, learners=learners) == Choice(learners, threads)
+    chosen = {WORKERS: learners, THREADS: threads}
+    assert choose(offline, cores, learners=learners) == chosen
 
 
 def test_sizes_of_the_deployment_page_are_what_is_chosen() -> None:
@@ -169,28 +165,29 @@ def test_sizes_of_the_deployment_page_are_what_is_chosen() -> None:
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) GiB \|$", section, re.MULTILINE)
     assert len(rows) == 4
     for cores, beside, alone, memory in rows:
-        workers = choose(config(), float(cores)).num_workers
+        workers = choose(config(), float(cores))[WORKERS]
         envs = config().env_server.envs_per_worker
         assert (int(beside), int(alone)) == (
             workers * envs,
-            choose(config(), float(cores), alone=True).num_workers * envs,
+            choose(config(), float(cores), alone=True)[WORKERS] * envs,
         )
         assert float(memory) == pytest.approx(LEARNER_GIB + workers * PROCESS_GIB, rel=0.06)
 
 
 def test_sync_takes_nothing_from_the_machine() -> None:
     sync = config(learner={"pipeline": "sync"})
-    assert {choose(sync, cores) for cores in (0.5, 1, 2, 64)} == {SYNC_CHOICE}
-    chosen = with_threads(sync)
-    assert (chosen.env_server.num_workers, chosen.learner.num_threads) == (1, 1)
+    for cores in (0.5, 1, 2, 64):
+        assert choose(sync, cores) == {WORKERS: 1, THREADS: 1}
+    assert choose(sync, 2, learners=3) == {WORKERS: 3, THREADS: 1}
 
 
 def test_what_is_configured_stays_as_it_is() -> None:
     given = config(env_server={"num_workers": 3}, learner={"num_threads": 2})
-    assert with_workers(with_threads(given)) == given
+    assert choose(given, 2) == {}
+    assert choose(config(learner={"num_threads": 2}), 2).keys() == {WORKERS}
     auto = config(env_server={"num_workers": "auto"}, learner={"num_threads": "auto"})
     assert auto == config()
-    chosen = with_workers(with_threads(auto))
+    chosen = auto.changed(choose(auto, available_cores()))
     assert chosen.env_server.num_workers >= 1
     assert chosen.learner.num_threads >= 1
     assert auto.environment.name == "spread"

@@ -21,8 +21,9 @@ Comprehensions and lambdas are part of the function around them. Memory that is 
 so that no other array takes its place.
 
 Settings are followed by the same hooks in a run of its own: the text of the YAML file, mappings
-with its sections and their parts, and pydantic models. A function counts if it is given settings;
-it makes some if it returns settings that it was not given, and hands some on if it gives them to
+with three or more of its sections and the parts of these, and pydantic models; defaults that are
+made while a module is imported are not the run's. A function counts if it is given settings; it
+makes some if it returns settings that it was not given, and hands some on if it gives them to
 one of ours.
 """
 
@@ -246,6 +247,8 @@ class Tracer:
         while back is not None:
             code = back.f_code
             if "/asyncio/" in code.co_filename or (coroutine and not code.co_flags & _COROUTINE):
+                return None
+            if code.co_name == "<module>":  # being imported: its defaults are not the run's
                 return None
             if self._codes.get(code) == _OURS:
                 return back
@@ -612,17 +615,21 @@ class Tracer:
             return len(value) > 60 and all(f"{name}" in value for name in self._sections)
         if isinstance(value, dict):
             known = id(value) in self._mappings
-            if not known and len(self._sections & {*map(str, value)}) >= 3:
-                known = True
+            parts = (value.get(name) for name in self._sections)
+            known = known or sum(map(self._is_part, parts)) >= 3
             if known:
                 self._mappings[id(value)] = value
                 for part in value.values():
                     if isinstance(part, dict):
                         self._mappings[id(part)] = part
             return known
-        pydantic = sys.modules.get("pydantic")
-        model = getattr(pydantic, "BaseModel", None) if pydantic is not None else None
-        return model is not None and isinstance(value, model) and self._is_ours(type(value))
+        return self._is_part(value) and self._is_ours(type(value))
+
+    @staticmethod
+    def _is_part(value: object) -> bool:
+        """Return whether it may be a section: a mapping, or a pydantic model."""
+        model = getattr(sys.modules.get("pydantic"), "BaseModel", dict)
+        return isinstance(value, dict | model)
 
     # Results
 

@@ -56,8 +56,7 @@ def test_figures_are_drawn_at_their_interval(tmp_path: Path) -> None:
         made.append(len(made))
         return Figures({"masks": RED}, {"episodes/return": [1.0, float("nan"), 2.0]})
 
-    tracking = TrackingConfig(figures_every_evaluations=2)
-    log = ProgressLog(tmp_path, Progress(), num_agents=1, tracking=tracking)
+    log = ProgressLog(tmp_path, Progress(), num_agents=1, figures_every=2)
     for i in range(4):
         log.write_evaluation(i, 10 * i, SUMMARY, figures)
     log.close()
@@ -86,8 +85,7 @@ def test_a_folder_that_cannot_be_made_costs_the_files_alone(
 
 
 def test_nothing_is_made_at_interval_0(tmp_path: Path) -> None:
-    tracking = TrackingConfig(figures_every_evaluations=0)
-    log = ProgressLog(tmp_path, Progress(), num_agents=1, tracking=tracking)
+    log = ProgressLog(tmp_path, Progress(), num_agents=1, figures_every=0)
     log.write_evaluation(1, 1, SUMMARY, lambda: pytest.fail("made"))
     log.close()
 

@@ -17,7 +17,12 @@ from murmur.cli import main
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog
 from murmur.learner_service.telemetry.tracker_clients import Point
-from murmur.learner_service.telemetry.tracking import Forwarder, flattened, require_trackers
+from murmur.learner_service.telemetry.tracking import (
+    Forwarder,
+    TrackerProcesses,
+    flattened,
+    require_trackers,
+)
 from murmur.shared.config.experiment import TrackingConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError, ResourceError
@@ -38,7 +43,9 @@ def begin(run: Path, tracking: TrackingConfig, *, seed: int = 1) -> tuple[Progre
     config = load("spread", [f"run.seed={seed}"], {}).model_copy(update={"tracking": tracking})
     (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     p = Progress()
-    return p, ProgressLog(run, p, num_agents=3, tracking=tracking)
+    trackers = TrackerProcesses(run, tracking)
+    on_board = "tensorboard" in tracking.loggers
+    return p, ProgressLog(run, p, 3, trackers, tensorboard=on_board)
 
 
 def write(p: Progress, log: ProgressLog, updates: range) -> None:
@@ -377,7 +384,9 @@ def test_tensorboard_compares_hyper_parameters(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     run = tmp_path / "one"
-    p, log = begin(run, TrackingConfig(), seed=5)
+    p, log = begin(run, TrackingConfig(), seed=4)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("seed: 4", "seed: 5"))  # the first session came
     write(p, log, range(1, 3))
     log.close()
     events = EventAccumulator(str(run / "tensorboard"))

@@ -178,9 +178,9 @@ def test_a_resumed_run_finds_it_where_the_network_was_auto(
     tmp_path: Path, steps: list[float]
 ) -> None:
     asked, spec = replay_config(128, 100, "network.name=auto"), vector_spec()
-    whole, found = fit(asked, ALONE, spec, tmp_path, CPU)
+    resolved, found = fit(asked, ALONE, spec, tmp_path, CPU)
     assert steps
-    assert whole.network.name == "auto"
+    assert resolved.network.name == "mlp"
     steps.clear()
     assert fit(with_learner_options(asked, spec), ALONE, spec, tmp_path, CPU)[1] == found
     assert not steps
@@ -217,8 +217,10 @@ def test_a_size_of_another_device_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_size_that_is_given_stays(tmp_path: Path) -> None:
-    given = load("spread", [], {})
-    assert with_batch_size(given, vector_spec(), tmp_path) is given
+    given = load("spread", ["algorithm.max_batch_size=0"], {})
+    _, found = fit(given, ALONE, vector_spec(), tmp_path, CPU)
+    assert found.algorithm.options["batch_size"] == given.algorithm.options["batch_size"]
+    assert not (tmp_path / "batch-size.json").exists()
 
 
 def test_no_room_at_all_is_an_error_with_the_fix(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from murmur.shared.process.errors import ResourceError
 from murmur.shared.process.process import Backoff
 from tests.waiting import wait_until
 
+SERVERS = ("env-server", "evaluator")
 # Stands for `python -m murmur`: learner.json, then two progress lines, dying before the second
 # unless it was started with --resume; other roles wait to be stopped.
 FAKE_MURMUR = """
@@ -189,8 +190,9 @@ def test_a_run_survives_its_learners_death(
     troubles: list[tuple[str, str]] = []
     trainer = Supervisor(
         run,
-        run.config(),
         resume=False,
+        host="127.0.0.1",
+        servers=SERVERS,
         say=said.append,
         on_progress=records.append,
         on_trouble=lambda log, line: troubles.append((log.name, line)),
@@ -231,8 +233,9 @@ def test_a_complete_run_needs_no_other_process(
     run.path.joinpath("notices.jsonl").write_text('{"text": "said before it was resumed"}\n')
     trainer = Supervisor(
         run,
-        run.config(),
         resume=True,
+        host="127.0.0.1",
+        servers=SERVERS,
         say=said.append,
         on_progress=print,
         on_trouble=lambda log, line: said.append(line),
@@ -262,8 +265,9 @@ def test_an_interrupt_is_answered_before_the_learner_has_ended(
 
     trainer = Supervisor(
         run,
-        run.config(),
         resume=True,
+        host="127.0.0.1",
+        servers=SERVERS,
         say=say,
         on_progress=interrupt,
         on_trouble=lambda log, line: None,
@@ -311,8 +315,9 @@ def test_the_learner_ends_before_those_that_bring_it_rows(
 
     trainer = Supervisor(
         run,
-        run.config(),
         resume=False,
+        host="127.0.0.1",
+        servers=SERVERS,
         say=lambda line: None,
         on_progress=interrupt,
         on_trouble=lambda log, line: None,
