@@ -11,7 +11,7 @@ import shlex
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def run_sweep(
     print_plain(console, f"sweep of {counted(len(sweep.runs), 'run')}{known}, in {sweep.path}")
     print_plain(console, capacity.text())
     view = SweepView(sweep, console)
-    scheduler = Scheduler(sweep, capacity, say=view.say, on_tick=view.update)
+    scheduler = Scheduler(sweep, capacity, view)
     try:
         with stopped_by_signals(), view:
             scheduler.run()
@@ -194,25 +194,15 @@ class Active:
 class Scheduler:
     """Scheduler that starts and watches a sweep's runs. All methods are called from one thread."""
 
-    def __init__(
-        self,
-        sweep: SweepFolder,
-        capacity: Capacity,
-        *,
-        say: Callable[[str], None],
-        on_tick: Callable[[list[Active]], None],
-    ) -> None:
+    def __init__(self, sweep: SweepFolder, capacity: Capacity, view: "SweepView") -> None:
         """Prepare; nothing is started yet.
 
         Args:
             sweep: the sweep; its index is written after each change.
             capacity: resources that the runs may use.
-            say: function called with lines about events of runs.
-            on_tick: function called with the runs at work, several times a second.
+            view: view that shows the runs at work, and lines about events of runs.
         """
-        self._sweep = sweep
-        self._capacity = capacity
-        self._say, self._on_tick = say, on_tick
+        self._sweep, self._capacity, self._view = sweep, capacity, view
         self._active: list[Active] = []
         begun = [run for run in sweep.runs if run.state in ("running", "stopped")]
         others = [run for run in sweep.runs if run.state in ("waiting", "failed")]
@@ -232,11 +222,11 @@ class Scheduler:
                     return
                 for active in list(self._active):
                     self._look_at(active)
-                self._on_tick(self._active)
+                self._view.update(self._active)
                 time.sleep(TICK_S)
         except KeyboardInterrupt:
             if self._active:
-                self._say("stopping: every run that has begun writes a checkpoint first …")
+                self._view.say("stopping: every run that has begun writes a checkpoint first …")
             raise
         finally:
             self._stop_all()
@@ -260,7 +250,7 @@ class Scheduler:
         needed = max(self._capacity.memory_gib, largest)
         fits = free >= needed
         if not fits and not self._waits_for_memory:
-            self._say(
+            self._view.say(
                 f"the next run waits: {free:.1f} GiB of memory is free, a run takes {needed:.1f}"
             )
         self._waits_for_memory = not fits
@@ -308,7 +298,7 @@ class Scheduler:
     def _fail(self, run: SweepRun, message: str) -> None:
         """Note that a run failed, and print why."""
         run.state, run.message = "failed", message
-        self._say(f"{run.name} failed: {message}")
+        self._view.say(f"{run.name} failed: {message}")
 
     def _note_scores(self, active: Active) -> None:
         """Write into the index what a run came to."""
