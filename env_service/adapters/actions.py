@@ -67,6 +67,10 @@ class MaskPlace:
     place: slice | NDArray[np.intp]
     combined: NDArray[np.intp] | None = None
 
+    def view(self, row: Array) -> tuple[Array, Any]:
+        """Return the part of a row [K] that holds the agent's mask, and the index within it."""
+        return (row[self.place], ...) if isinstance(self.place, slice) else (row, self.place)
+
     def read(self, mask: Any) -> Array:
         """Return a mask whose parts, as a Tuple's or Dict's sample() takes them, are joined."""
         entries = _mask_entries(self.space, mask)

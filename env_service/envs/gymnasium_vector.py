@@ -154,7 +154,7 @@ class GymnasiumVector(VectorEnvironment):
         self.spec = interface.spec(("length", *config.metrics), config.max_episode_steps)
         self._hint, self._bound = interface.hint, self.spec.max_episode_steps
         self._timestep = blank_timestep(self.spec, num_envs)
-        self._masks_told, self._masks_seen = interface.masks_told, layout.masks_seen[0]
+        self._masks_seen = layout.masks_seen[0]
         self._parts = layout.parts_of_all(self._timestep.observation, 0)
         self._masks = self._timestep.observation.get(ACTION_MASK)
         self._to_env = self._actions.batched(num_envs)
