@@ -67,6 +67,10 @@ class MaskPlace:
     place: slice | NDArray[np.intp]
     combined: NDArray[np.intp] | None = None
 
+    def view(self, row: Array) -> tuple[Array, Any]:
+        """Return the part of a row [K] that holds the agent's mask, and the index within it."""
+        return (row[self.place], ...) if isinstance(self.place, slice) else (row, self.place)
+
     def read(self, mask: Any) -> Array:
         """Return a mask whose parts, as a Tuple's or Dict's sample() takes them, are joined."""
         entries = _mask_entries(self.space, mask)
@@ -437,21 +441,15 @@ def _columns(agents: Sequence[Sequence[Bounds]]) -> tuple[list[Bounds], list[lis
     Returns:
         bounds of the columns, and the columns of each agent's numbers.
     """
-    bounds: list[Bounds] = []
-    known: dict[Bounds, list[int]] = {}
+    known: dict[tuple[Bounds, int], int] = {}  # bounds and count of equal ones before -> column
     columns = []
     for own in agents:
         used: Counter[Bounds] = Counter()
-        mine = []
+        columns.append(list[int]())
         for one in own:
-            places = known.setdefault(one, [])
-            if used[one] == len(places):
-                places.append(len(bounds))
-                bounds.append(one)
-            mine.append(places[used[one]])
+            columns[-1].append(known.setdefault((one, used[one]), len(known)))
             used[one] += 1
-        columns.append(mine)
-    return bounds, columns
+    return [one for one, _ in known], columns
 
 
 def _place(entries: Sequence[int]) -> slice | NDArray[np.intp]:

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
@@ -165,13 +166,8 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
         ConfigError: if reset raises or returns no pair, or its infos are no dictionary.
     """
     what = "infos are" if "infos" in returns else "info is"
-    try:
-        result = environment.reset(seed=0)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"'{factory}': reset(seed=0), which should return {returns}, raised "
-            f"{error_message(error)}"
-        ) from error
+    calling = f"reset(seed=0), which should return {returns},"
+    result = attempt(factory, calling, lambda: environment.reset(seed=0))
     if not isinstance(result, tuple) or len(result) != 2:
         raise ConfigError(
             f"'{factory}': reset() must return {returns}; it returned a {type(result).__name__}"
@@ -208,28 +204,52 @@ def require_reset_options(
                 f"environment.randomize cannot change {names}: write reset(self, seed=None, "
                 "options=None) and read them there"
             )
-    try:
-        environment.reset(seed=0, options={**options, **more})
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"'{factory}': reset(seed=0, options={dict(options)}), with what "
-            "environment.curriculum and environment.randomize name, raised "
-            f"{error_message(error)}"
-        ) from error
+    calling = (
+        f"reset(seed=0, options={dict(options)}), with what environment.curriculum and "
+        "environment.randomize name,"
+    )
+    attempt(factory, calling, lambda: environment.reset(seed=0, options={**options, **more}))
 
 
-def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:
-    """Read a property that an environment must have, by calling `get`.
+def attempt(factory: str, what: str, call: Callable[[], Any], fix: str = "") -> Any:
+    """Call another library's code, and return what it returns.
+
+    Args:
+        factory: name of what made the environment.
+        what: name of the call for the message.
+        call: function to call.
+        fix: advice for the user; empty: none.
 
     Raises:
-        ConfigError: if `get` raises, naming the property and the fix.
+        ConfigError: if it raises, naming the call and the fix.
     """
     try:
-        return get()
+        return call()
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"'{factory}': reading {what} raised {error_message(error)}; {fix}"
-        ) from error
+        advice = f"; {fix}" if fix else ""
+        raise ConfigError(f"'{factory}': {what} raised {error_message(error)}{advice}") from error
+
+
+def read_spaces(environment: Any, factory: str, prefix: str = "") -> list[Any]:
+    """Read the observation space and the action space of an environment.
+
+    Args:
+        environment: environment of Gymnasium.
+        factory: name of what made it.
+        prefix: beginning of the attributes' names.
+
+    Raises:
+        ConfigError: if one is missing or raises, naming it and the fix.
+    """
+    return [
+        attempt(
+            factory,
+            f"reading {name}",
+            partial(getattr, environment, name),
+            f"set self.{name} to one of gymnasium.spaces in its __init__",
+        )
+        for name in (f"{prefix}observation_space", f"{prefix}action_space")
+    ]
 
 
 def read_info(info: Mapping[Any, Any], name: str) -> Any:

@@ -8,11 +8,8 @@ from numpy.typing import NDArray
 from murmur.shared.config.experiment import ExperimentConfig
 
 FRAME = "rgb_array"  # of render_state, and the render mode that draws it
-_TOLD = (
-    "pettingzoo",
-    "gymnasium",
-    "gymnasium_vector",
-)  # plug-ins whose factories take the argument to draw
+# Plug-ins whose factories take the argument to draw.
+_TOLD = ("pettingzoo", "gymnasium", "gymnasium_vector")
 DRAWING = (*_TOLD, "vmas")  # those whose environments may draw themselves
 
 

@@ -255,18 +255,9 @@ class SequentialVectorEnv(VectorEnvironment):
             self._masks[...] = self._usual
             self._starts = np.flatnonzero(actions.first)  # first entry of each choice
             self._mask_places = actions.masks
-            # Views of entries next to each other, and what is then the index in them.
-            viewed = [isinstance(mask.place, slice) for mask in actions.masks]
             self._mask_rows = [
-                [
-                    self._masks[i, j, mask.place] if view else self._masks[i, j]
-                    for j, (mask, view) in enumerate(zip(actions.masks, viewed, strict=True))
-                ]
+                [place.view(self._masks[i, j]) for j, place in enumerate(actions.masks)]
                 for i in range(n)
-            ]
-            self._own_entries = [
-                ... if view else mask.place
-                for mask, view in zip(actions.masks, viewed, strict=True)
             ]
 
     @abstractmethod
@@ -488,7 +479,7 @@ class SequentialVectorEnv(VectorEnvironment):
         if not self._masks_given:
             return
         assert self._masks is not None
-        row, own = self._mask_rows[i][agent], self._own_entries[agent]
+        row, own = self._mask_rows[i][agent]
         if mask is None:
             row[own] = 1
             missed = not over and agent in self._masking

@@ -5,7 +5,6 @@ environments whose observations, actions and rewards are tuples with one entry f
 `team: true`. Their episode ends when all agents are done; its discount is 1 if any was truncated.
 """
 
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from murmur.env_service.adapters.casts import WHOLE
-from murmur.env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
+from murmur.env_service.adapters.factory import AdapterConfig, first_reset, read_info, read_spaces
 from murmur.env_service.adapters.kinds import create_copies, unread_masks
 from murmur.env_service.adapters.sequential import (
     MID,
@@ -104,15 +103,7 @@ class Gymnasium(SequentialVectorEnv):
             ConfigError: if there are none, a team's spaces are no tuples of one length, or it is
                 not said whether such tuples are a team's.
         """
-        seen, acting = (
-            read(
-                config.factory,
-                name,
-                partial(getattr, environment, name),
-                f"set self.{name} to one of gymnasium.spaces in its __init__",
-            )
-            for name in ("observation_space", "action_space")
-        )
+        seen, acting = read_spaces(environment, config.factory)
         own: Any = getattr(seen, "spaces", None)
         own_actions: Any = getattr(acting, "spaces", None)
         entries = (

@@ -12,7 +12,6 @@ SameStep is refused: it hides an episode's last observation among the infos.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,8 @@ from murmur.env_service.adapters.factory import (
     AdapterConfig,
     create,
     first_reset,
-    read,
     read_info,
+    read_spaces,
     require_reset_options,
 )
 from murmur.env_service.adapters.frames import FRAME, frame_of
@@ -119,10 +118,7 @@ class GymnasiumVector(VectorEnvironment):
                 f"'{config.factory}' made {count} copies where num_envs={num_envs} asks for "
                 f"{num_envs}"
             )
-        seen, acting = (
-            read(config.factory, name, partial(getattr, environment, name), "set it in __init__")
-            for name in ("single_observation_space", "single_action_space")
-        )
+        seen, acting = read_spaces(environment, config.factory, "single_")
         layout = ObservationLayout({_AGENT: seen}, config)
         self._actions = ActionLayout({_AGENT: acting}, joint=bool(config.joint_actions))
         _, infos = first_reset(environment, config.factory, "(observations, infos)")
@@ -154,7 +150,7 @@ class GymnasiumVector(VectorEnvironment):
         self.spec = interface.spec(("length", *config.metrics), config.max_episode_steps)
         self._hint, self._bound = interface.hint, self.spec.max_episode_steps
         self._timestep = blank_timestep(self.spec, num_envs)
-        self._masks_told, self._masks_seen = interface.masks_told, layout.masks_seen[0]
+        self._masks_seen = layout.masks_seen[0]
         self._parts = layout.parts_of_all(self._timestep.observation, 0)
         self._masks = self._timestep.observation.get(ACTION_MASK)
         self._to_env = self._actions.batched(num_envs)

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from murmur.env_service.adapters.casts import WHOLE, require_numbers, write_box
-from murmur.env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
+from murmur.env_service.adapters.factory import AdapterConfig, attempt, first_reset, read_info
 from murmur.env_service.adapters.kinds import create_copies, unread_masks
 from murmur.env_service.adapters.sequential import (
     GUESSED,
@@ -344,9 +344,9 @@ def _agents(environment: Any, factory: str) -> list[Any]:
     Raises:
         ConfigError: if the environment has none, or gives two agents one name.
     """
-    agents: list[Any] = read(
+    agents: list[Any] = attempt(
         factory,
-        "possible_agents",
+        "reading possible_agents",
         lambda: list(environment.possible_agents),
         "set self.possible_agents to the list of all agents in its __init__",
     )
@@ -435,9 +435,9 @@ def _spaces(environment: Any, factory: str, name: str, agents: list[Any]) -> dic
         ConfigError: if the environment has no method that returns them.
     """
     return {
-        str(agent): read(
+        str(agent): attempt(
             factory,
-            f"{name}({agent!r})",
+            f"reading {name}({agent!r})",
             lambda agent=agent: getattr(environment, name)(agent),  # type: ignore[misc]
             f"give it a method {name}(self, agent) that returns one of gymnasium.spaces",
         )

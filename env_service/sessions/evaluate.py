@@ -233,21 +233,15 @@ class _Episodes:
 
     def curves(self) -> Curves:
         """Return each metric's curves by name, [E, T+1], NaN after each episode's end."""
-        # Sort the rows of all copies by episode, then scatter each episode into its curve.
         episode = np.stack(self._episodes)  # [calls, n]
-        order = np.argsort(episode.T, axis=None, kind="stable")  # by episode, then by time
-        played = episode.T.ravel()[order]
-        starts = np.searchsorted(played, np.arange(len(self._seeds) + 1))
-        lengths = np.diff(starts)
-        step = np.arange(len(played)) - np.concatenate(
-            [[0] * starts[0], starts[:-1].repeat(lengths)]
-        )
+        copies = np.arange(len(self._seeds)) % episode.shape[1]
+        calls = [np.flatnonzero(episode[:, copy] == e) for e, copy in enumerate(copies)]
         curves: Curves = {}
         for name, rows in self._rows.items():
-            values = np.stack(rows).T.ravel()[order]
-            curve = np.full((len(self._seeds), lengths.max()), np.nan)
-            curve[played[starts[0] :], step[starts[0] :].astype(np.intp)] = values[starts[0] :]
-            curves[name] = curve
+            values = np.stack(rows)
+            curve = curves[name] = np.full((len(calls), max(map(len, calls))), np.nan)
+            for e, copy in enumerate(copies):
+                curve[e, : len(calls[e])] = values[calls[e], copy]
         return curves
 
 

@@ -134,8 +134,8 @@ def _draw_team(
             axis.plot(*path[0, :2], marker="s", color=colour, markersize=5, zorder=3, clip_on=False)
         if footprints:
             x0, x1, y0, y1 = cell * state["footprints"][a]  # m
-            outline = {"fill": False, "edgecolor": colour, "linewidth": 1.6, "zorder": 4}
-            axis.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, **outline))
+            outline: dict[str, Any] = {"fill": False, "edgecolor": colour, "linewidth": 1.6}
+            axis.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, zorder=4, **outline))
         label = f"UAV {a + 1}: {z:.0f} m" if paths else None
         draw_disc(axis, (x, y), colour, _size(z, state), label)
 

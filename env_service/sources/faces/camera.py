@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,8 +40,6 @@ def take_picture(
     Returns:
         picture [H, W, 3] in blue, green, red.
     """
-    import cv2
-
     image = canvas.image
     light = cv2.resize(_light(rng, head), (canvas.size,) * 2, interpolation=cv2.INTER_LINEAR)
     cv2.multiply(image, cv2.merge([light] * 3), dst=image, scale=1 / 128)
@@ -76,8 +75,6 @@ def _light(rng: np.random.Generator, head: Head) -> NDArray[np.uint8]:
 
 def _focus(rng: np.random.Generator, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Blur the image: slightly, or sometimes out of focus or by motion."""
-    import cv2
-
     unit = len(image) / 512
     chance = rng.random()
     if chance < 0.12:
@@ -114,8 +111,6 @@ def _record(
     rng: np.random.Generator, image: NDArray[np.uint8], textures: Textures
 ) -> NDArray[np.uint8]:
     """Add sensor noise; sometimes remove colors or compress as JPEG."""
-    import cv2
-
     if rng.random() < 0.06:
         image = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), cv2.COLOR_GRAY2BGR)
     strength = float(min(0.9, rng.exponential(0.2)))

@@ -1,5 +1,6 @@
 """A picture and its mask, drawn together in coordinates from 0 to 1."""
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +23,6 @@ def smooth(points: Points, rounds: int = 2) -> Points:
 
 def hull(points: Points) -> Points:
     """Return the convex hull of points."""
-    import cv2
-
     found = cv2.convexHull(points.astype(np.float32))
     return found[:, 0].astype(np.float64)  # type: ignore[no-any-return]
 
@@ -63,16 +62,12 @@ class Canvas:
 
     def within(self, outline: Points) -> NDArray[np.uint8]:
         """Return [S, S], 1 for pixels within an outline, else 0."""
-        import cv2
-
         within = np.zeros_like(self.mask)
         cv2.fillPoly(within, [(np.clip(outline, -4, 5) * self.size).astype(np.int32)], 1)
         return within
 
     def fill(self, part: int | None, points: Points, colour: Colour) -> None:
         """Fill a polygon; `part` None leaves the mask."""
-        import cv2
-
         fixed = [self._fixed(points)]
         cv2.fillPoly(self.image, fixed, colour, cv2.LINE_AA, _SHIFT)
         if part is not None:
@@ -87,8 +82,6 @@ class Canvas:
         closed: bool = False,
     ) -> None:
         """Draw a line through points [K, 2], or many lines [N, K, 2] at once."""
-        import cv2
-
         fixed = list(self._fixed(points).reshape(-1, *points.shape[-2:]))
         thick = max(1, round(width * self.size))
         cv2.polylines(self.image, fixed, closed, colour, thick, cv2.LINE_AA, _SHIFT)
@@ -97,8 +90,6 @@ class Canvas:
 
     def disc(self, part: int | None, centre: Points, radius: float, colour: Colour) -> None:
         """Fill a circle."""
-        import cv2
-
         x, y = self._fixed(centre[None])[0].tolist()
         pixels = max(1, int(radius * (self.size << _SHIFT)))
         cv2.circle(self.image, (x, y), pixels, colour, -1, cv2.LINE_AA, _SHIFT)

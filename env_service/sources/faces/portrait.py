@@ -1,5 +1,6 @@
 """A whole portrait, drawn from back to front."""
 
+import cv2
 import numpy as np
 
 from murmur.env_service.sources.faces.canvas import Canvas, Points, hull, mix, shade, smooth
@@ -47,8 +48,6 @@ def draw_portrait(canvas: Canvas, rng: np.random.Generator, textures: Textures) 
 
 def draw_backdrop(canvas: Canvas, rng: np.random.Generator, look: Look) -> None:
     """Draw a wall, clouds of color or a scene of shapes, some in the person's colors."""
-    import cv2
-
     kind = rng.integers(4)
     cells = int(rng.integers(2, 6)) if kind else 2
     colours = rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
@@ -202,8 +201,6 @@ def _draw_neck(
 
 def _shade_within(canvas: Canvas, outline: Points, part: int, factor: float) -> None:
     """Darken the pixels of a part within an outline."""
-    import cv2
-
     within = canvas.within(outline)
     x, y, w, h = cv2.boundingRect((np.clip(outline, 0, 1) * (canvas.size - 1)).astype(np.int32))
     box = slice(y, y + h), slice(x, x + w)
@@ -310,14 +307,8 @@ def _draw_lock(
     edge = np.stack([side * (inner + wave + [-0.12, 0.0, 0.05, 0.08]), y], 1)
     front = head.project(head.face(edge, 0.05))
     outer = np.stack([side * head.half_width(y[::-1]) * look.volume, y[::-1], np.full(4, -0.1)], 1)
-    tip = head.project_body(
-        np.array(
-            [
-                (side * rng.uniform(0.55, 0.8), length, 0.2),
-                (side * rng.uniform(0.9, 1.1), length - 0.1, 0.0),
-            ]
-        )
-    )
+    x = side * rng.uniform((0.55, 0.9), (0.8, 1.1))
+    tip = head.project_body(np.stack([x, (length, length - 0.1), (0.2, 0.0)], 1))
     outline = np.concatenate([front, tip, head.project(outer)])
     canvas.fill(Part.hair, smooth(outline, 2), shade(look.hair, rng.uniform(0.88, 1.1)))
 
@@ -376,15 +367,9 @@ def draw_ear(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
     flare, size = rng.uniform(0.4, 0.9), rng.uniform(0.85, 1.15)
     a = np.linspace(0, 2 * np.pi, 20, endpoint=False)
     out = np.sin(a) * 0.12 * size + 0.07
-    points = np.stack(
-        [
-            side * (float(head.half_width(0.05)) * 0.97 + out * np.sin(flare)),
-            0.07 - np.cos(a) * 0.2 * size + 0.02 * np.sin(a),
-            -0.05 - out * np.cos(flare),
-        ],
-        1,
-    )
-    outline = head.project(points)
+    x = side * (float(head.half_width(0.05)) * 0.97 + out * np.sin(flare))
+    y = 0.07 - np.cos(a) * 0.2 * size + 0.02 * np.sin(a)
+    outline = head.project(np.stack([x, y, -0.05 - out * np.cos(flare)], 1))
     skin = shade(look.skin, rng.uniform(0.82, 1.02))
     canvas.fill(Part.l_ear if side < 0 else Part.r_ear, outline, skin)
     centre = outline.mean(0)
@@ -407,8 +392,6 @@ def draw_ear(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
 
 def draw_eye(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, side: int) -> None:
     """Draw white, iris and pupil between the lids, with lashes and the lid's fold."""
-    import cv2
-
     across, high = rng.uniform(0.125, 0.155), 0.085 * look.eyes_open
     x0 = side * (0.31 * float(head.half_width(_EYE_Y)) / 0.71)
     slant = rng.normal(0, 0.02)
@@ -478,14 +461,10 @@ def draw_nose(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) 
     canvas.line(None, ridge, shade(look.skin, rng.uniform(0.72, 0.9)), head.scale * 0.03)
     shine = head.project(head.face(np.array([(0.0, 0.02), (0.0, long * 0.9)]), out * 0.9))
     canvas.line(None, shine, shade(look.skin, rng.uniform(1.02, 1.18)), head.scale * 0.05)
+    a = np.linspace(0, 6.3, 8)
     for side in (-1, 1):
-        nostril = _curve(
-            head,
-            side * wide * 0.45 + 0.045 * np.cos(np.linspace(0, 6.3, 8)),
-            long + 0.045 + 0.022 * np.sin(np.linspace(0, 6.3, 8)),
-            out * 0.5,
-        )
-        canvas.fill(None, nostril, shade(look.skin, 0.35))
+        x, y = side * wide * 0.45 + 0.045 * np.cos(a), long + 0.045 + 0.022 * np.sin(a)
+        canvas.fill(None, _curve(head, x, y, out * 0.5), shade(look.skin, 0.35))
 
 
 def draw_mouth(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
@@ -560,29 +539,21 @@ def draw_glasses(canvas: Canvas, rng: np.random.Generator, head: Head, look: Loo
     power = 1.0 if look.glasses == "round" else 0.55
     shape = np.stack([np.sign(f) * np.abs(f) ** power for f in (np.cos(a), np.sin(a))], 1)
     radii = np.array([rng.uniform(0.19, 0.24), rng.uniform(0.14, 0.22)])
-    drop = rng.uniform(-0.02, 0.06)
+    y = _EYE_Y + rng.uniform(-0.02, 0.06)
     dark = look.glasses == "dark"
     lens = shade((40, 35, 35), rng.uniform(0.3, 2.2))
     for side in (-1, 1):
-        outline = head.project(head.face(shape * radii + (side * 0.31, _EYE_Y + drop), 0.16))
+        outline = head.project(head.face(shape * radii + (side * 0.31, y), 0.16))
         if dark:
             canvas.fill(Part.glasses, outline, lens)
             shine = outline[[14, 17, 18]] * 0.8 + outline.mean(0) * 0.2
             canvas.fill(None, shine, shade(lens, rng.uniform(1, 2.5)))
         canvas.line(Part.glasses, outline, frame, width, closed=True)
-        hinge = (side * (0.31 + radii[0]), _EYE_Y + drop)
+        hinge = (side * (0.31 + radii[0]), y)
         if head.depth((side * 0.7, 0.0, 0.1)) > -0.3:
             ear = np.array([(side * float(head.half_width(0.0)) * 1.02, 0.0, 0.0)])
             arm = np.concatenate([head.face(np.array([hinge]), 0.16), ear])
             canvas.line(Part.glasses, head.project(arm), frame, width)
-    bridge = head.face(
-        np.array(
-            [
-                (radii[0] - 0.31, _EYE_Y + drop),
-                (0, _EYE_Y + drop - 0.03),
-                (0.31 - radii[0], _EYE_Y + drop),
-            ]
-        ),
-        0.18,
-    )
+    inner = 0.31 - radii[0]
+    bridge = head.face(np.array([(-inner, y), (0, y - 0.03), (inner, y)]), 0.18)
     canvas.line(Part.glasses, head.project(bridge), frame, width)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,8 +40,6 @@ class Textures:
 
 def make_textures(size: int) -> Textures:
     """Make textures for canvases of a size; deterministic."""
-    import cv2
-
     rng = np.random.default_rng(20)
     side = size + size // 2
 
@@ -71,8 +70,6 @@ def make_textures(size: int) -> Textures:
 
 def weave_into(canvas: Canvas, rng: np.random.Generator, textures: Textures, look: Look) -> None:
     """Apply textures to hair, hat, cloth and everything else."""
-    import cv2
-
     size = canvas.size
     gain = textures.cut(textures.grain, size, rng).copy()
     slow = textures.cut(textures.cloud, size, rng)
