@@ -35,7 +35,7 @@ from murmur.learner_service.telemetry.profiling import Profiling, nvtx_ranges
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog
 from murmur.learner_service.telemetry.tracking import TrackerProcesses
 from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
-from murmur.shared.config.files import code_of
+from murmur.shared.config.files import code_of, save
 from murmur.shared.config.plugin_folders import plugin_files
 from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import MurmurError, SpecError
@@ -324,7 +324,7 @@ class RunContext:
             ResourceError: if it cannot be written.
         """
         if not self.group.rank:
-            write_whole(self.run_dir / "config.yaml", to_yaml(self.resolved))
+            save(self.resolved, self.run_dir / "config.yaml")
 
     def keep_measured(self, config: ExperimentConfig) -> None:
         """Write config.yaml with what was chosen by measuring, and these options to measured.json.

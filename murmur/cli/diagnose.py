@@ -138,6 +138,7 @@ def watch(
     from murmur.runs.interrupts import stopped_by_signals
 
     folder = find_run(run, begun=True)
+    folder.config()  # may refuse
     with closing(LivePage(folder, port)) as page, stopped_by_signals():
         print_plain(Console(), f"{folder.path}: {page.text}; Ctrl-C stops")
         threading.Event().wait()

@@ -49,27 +49,28 @@ class EpisodePictures:
     is paid for, unless it is asked for.
     """
 
-    def __init__(self, run: RunFolder, config: ExperimentConfig) -> None:
+    def __init__(self, run: RunFolder) -> None:
         """Prepare to draw a run's episodes."""
-        self._run, self._config = run, config
+        self._run = run
         self._lock = Lock()
         self._sheet: Sheet | None = None
         self._trouble, self._failed = "", 0
         self._due = 0.0
 
-    def state(self) -> dict[str, Any]:
+    def state(self, config: ExperimentConfig) -> dict[str, Any]:
         """Return the recorded version, the version that `sheet` would return, and their text."""
         version = self._version()
         drawn = self._sheet.version if self._sheet else 0
         shown = version if time.monotonic() >= self._due and version != self._failed else drawn
         reading = self._sheet.reading if self._sheet else ""
-        words = self._text(version)
+        words = self._text(config, version)
         return {"recorded": version, "shown": shown, "words": words, "reading": reading}
 
-    def sheet(self, *, newest: bool) -> Sheet | None:
+    def sheet(self, name: str, *, newest: bool) -> Sheet | None:
         """Draw the newest episode, at once if it may be; None if there is none.
 
         Args:
+            name: name of the environment.
             newest: flag to draw at once, although the last drawing was recent.
         """
         with self._lock:
@@ -79,7 +80,7 @@ class EpisodePictures:
                 newest or time.monotonic() >= self._due
             ):
                 started = time.thread_time()
-                self._draw(version)
+                self._draw(name, version)
                 self._due = time.monotonic() + (time.thread_time() - started) / SHARE
             return self._sheet
 
@@ -90,8 +91,7 @@ class EpisodePictures:
         except OSError:
             return 0
 
-    def _text(self, version: int) -> str:
-        config = self._config
+    def _text(self, config: ExperimentConfig, version: int) -> str:
         name = config.environment.name
         if self._trouble:
             return self._trouble
@@ -108,7 +108,7 @@ class EpisodePictures:
             )
         return f"No episode is recorded yet, or environment '{name}' has no pictures."
 
-    def _draw(self, version: int) -> None:
+    def _draw(self, name: str, version: int) -> None:
         self._failed = version  # until it is drawn
         try:
             from PIL import Image
@@ -120,7 +120,6 @@ class EpisodePictures:
             return
         try:
             snapshots = read_episode(self._run.path / EPISODE)
-            name = self._config.environment.name
             frames = draw_episode(name, snapshots, name, FRAMES)
             painter = find_painter(snapshots)
         except (OSError, ValueError, ConfigError) as error:

@@ -59,7 +59,6 @@ class LivePage(GetServer):
         """Listen on `port`, or on any free one if it is in use.
 
         Raises:
-            ConfigError: if the run's configuration cannot be read.
             ResourceError: if no port is free.
         """
         self._view = RunView(run)
@@ -113,7 +112,7 @@ class LivePage(GetServer):
         return Answer(404, "text/plain", b"there is only the page: /\n")
 
     def _episode(self, *, newest: bool) -> Answer:
-        sheet = self._view.episode.sheet(newest=newest)
+        sheet = self._view.sheet(newest=newest)
         if sheet is None:
             return Answer(404, "text/plain", b"no episode is drawn\n")
         about = {

@@ -1,5 +1,6 @@
 """Content of the live page, read from the run's folder as it grows."""
 
+import contextlib
 import os
 import shlex
 import time
@@ -20,7 +21,7 @@ from murmur.live_page.alerts import (
     learning_alert,
 )
 from murmur.live_page.curves import CurveReader, OtherRuns
-from murmur.live_page.episode import EpisodePictures
+from murmur.live_page.episode import EpisodePictures, Sheet
 from murmur.live_page.ledger_states import STATES
 from murmur.runs.readings import loss_reading
 from murmur.runs.run_folder import RunFolder
@@ -74,25 +75,23 @@ class RunView:
     """
 
     def __init__(self, run: RunFolder) -> None:
-        """Show `run`; nothing is read yet.
-
-        Raises:
-            ConfigError: if its configuration cannot be read.
-        """
+        """Show `run`; nothing is read yet."""
         self._run, self._lock = run, Lock()
         self._configured = 0
-        self._configure()
-        self.episode = EpisodePictures(run, self._config)
+        self._episode = EpisodePictures(run)
         self.others = OtherRuns(run)
         self._begin()
 
     def _configure(self) -> None:
-        """Read the configuration if it was written again, as a resumed run's is."""
-        try:
+        """Read the configuration, again if it was written again, as a resumed run's is.
+
+        Raises:
+            ConfigError: if it cannot be read.
+        """
+        written = self._configured
+        with contextlib.suppress(OSError):  # it was deleted
             written = (self._run.path / "config.yaml").stat().st_mtime_ns
-        except OSError:
-            return
-        if written != self._configured:
+        if written != self._configured or not written:
             self._configured, self._config = written, self._run.config()
             self._metric = Metric.parse(self._config.evaluation.best_metric)
             self._pace = Pace(self._config.run)
@@ -125,7 +124,7 @@ class RunView:
                 "files": self._files(),
                 "others": self.others.names(),
                 "alerts": [vars(alert) for alert in self._alerts(state)],
-                "episode": self.episode.state(),
+                "episode": self._episode.state(self._config),
                 "behind": behind,
                 "live": state in ("running", "starting"),
             }
@@ -191,6 +190,13 @@ class RunView:
         with self._lock:
             self._configure()
             return to_yaml(without_secrets(plain_data(self._config)))
+
+    def sheet(self, *, newest: bool) -> Sheet | None:
+        """Draw the newest episode; see EpisodePictures.sheet."""
+        with self._lock:
+            self._configure()
+            name = self._config.environment.name
+        return self._episode.sheet(name, newest=newest)
 
     def report(self) -> bytes | None:
         """Return the page that `murmur report` wrote; None if there is none."""

@@ -22,7 +22,7 @@ from murmur.runs.child import Child, murmur_command
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import wait_for_port
 from murmur.shared.config.experiment import ExperimentConfig, SecurityConfig
-from murmur.shared.config.files import Overrides
+from murmur.shared.config.files import Overrides, save
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.timestep import StepType, TimeStep
 from murmur.text import number, plain, screen_table
@@ -109,7 +109,7 @@ def _serving_learner(
     """
     with tempfile.TemporaryDirectory(prefix="murmur-serve-") as name:
         folder = RunFolder(Path(name))
-        config = folder.write_config(settings)
+        config = save(settings, folder.path / "config.yaml")
         command = murmur_command(
             "learner",
             str(config),

@@ -34,10 +34,9 @@ import psutil
 
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import Overrides, load
-from murmur.shared.config.text import to_yaml
 from murmur.shared.process.checkpoints import find_checkpoint, numbered_checkpoints
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.process.files import make_folder, read_json, write_whole
+from murmur.shared.process.files import make_folder, read_json
 from murmur.shared.process.process import process_began
 from murmur.shared.process.run_lock import LOCK_FILE, RunLock
 from murmur.shared.wire.notices import FILE as NOTICES
@@ -197,12 +196,6 @@ class RunFolder:
     def config_file(self, *, resume: bool) -> Path:
         """Return the file of the configuration that the run begins with, or resumes with."""
         return self.path / ("resume.yaml" if resume else "config.yaml")
-
-    def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:
-        """Write the whole configuration; return its file."""
-        path = self.config_file(resume=resume)
-        write_whole(path, to_yaml(config))
-        return path
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a JSON file of the run; empty if it is missing or half written."""

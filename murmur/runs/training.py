@@ -27,7 +27,14 @@ from murmur.runs.settings import TASK, USUAL_PORTS, with_plugin_defaults
 from murmur.runs.supervisor import StopRequested, Supervisor
 from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.files import Overrides, all_changes, changes_of, config_names, load
+from murmur.shared.config.files import (
+    Overrides,
+    all_changes,
+    changes_of,
+    config_names,
+    load,
+    save,
+)
 from murmur.shared.config.text import without_secrets
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.files import size_text, write_whole
@@ -116,7 +123,7 @@ def prepare(
         folder = RunFolder.create(settings, run)
     try:
         folder.logs.mkdir(exist_ok=True)
-        folder.write_config(settings, resume=resume)
+        save(settings, folder.config_file(resume=resume))
         if not resume:
             _write_command(folder, command, learners)
     except BaseException:

@@ -190,13 +190,13 @@ class EnvironmentConfig(PluginConfig):
         for name in self.curriculum:
             if name in self.randomize:
                 raise ValueError(f"curriculum and randomize both set '{name}': keep one of them")
-        changes = {"curriculum": self.curriculum, "randomize": self.randomize}
         arguments = (self.model_extra or {}).get("arguments")
-        for where, options in changes.items():
-            for name in options if isinstance(arguments, Mapping) else ():
-                if name in arguments:
+        fixed = arguments if isinstance(arguments, Mapping) else {}
+        for where, options in (("curriculum", self.curriculum), ("randomize", self.randomize)):
+            for name in options:
+                if name in fixed:
                     raise ValueError(
-                        f"arguments.{name}={short(arguments[name])} and {where}.{name} both set "
+                        f"arguments.{name}={short(fixed[name])} and {where}.{name} both set "
                         f"'{name}': arguments are fixed, {where} changes it: keep one of them"
                     )
         if (count := len(self.curriculum) + len(self.randomize)) > MOST_OPTIONS:

@@ -20,9 +20,11 @@ from murmur.shared.config.text import (
     parse_yaml,
     plain_value,
     short,
+    to_yaml,
     yaml_trouble,
 )
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_whole
 
 logger = logging.getLogger("murmur")
 
@@ -313,6 +315,17 @@ def load(
     if not run.name:
         run = run.model_copy(update={"name": own_name})
     return config.model_copy(update={"run": run, "tracking": config.tracking.without_password()})
+
+
+def save(config: ExperimentConfig, path: Path) -> Path:
+    """Write the whole configuration to a file, which `load` reads; return its path.
+
+    Raises:
+        ConfigError: if a value would be read as another one, naming its key.
+        ResourceError: if the file cannot be written.
+    """
+    write_whole(path, to_yaml(config))
+    return path
 
 
 def code_of(config: ExperimentConfig) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.runs.run_folder import RunFolder
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 
 
 def write_run(
@@ -23,7 +23,7 @@ def write_run(
     """
     (path / "checkpoints").mkdir(parents=True)
     run = RunFolder(path)
-    run.write_config(load(config, ["run.max_env_steps=1000", *overrides], environ={}))
+    save(load(config, ["run.max_env_steps=1000", *overrides], environ={}), run.path / "config.yaml")
     lines: list[dict[str, Any]] = [
         {
             "kind": "evaluation",

@@ -19,7 +19,7 @@ import yaml
 import murmur
 from murmur.doctor.machine import ROOT
 from murmur.runs.run_folder import RunFolder
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from murmur.shared.process.process import run_coroutine
 from tests.same_weights import digest
 
@@ -197,7 +197,7 @@ def test_errors_and_interrupts_stop_a_training_and_are_raised(tmp_path: Path) ->
 
 def test_a_run_without_records_has_empty_columns(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_config(murmur.config(SYNC))
+    save(murmur.config(SYNC), folder.path / "config.yaml")
     run = murmur.Run(tmp_path)
     assert run.metrics()[["env_steps", "return"]].empty
     assert run.evaluations()[["updates", "return", "return.low", "return.high"]].empty

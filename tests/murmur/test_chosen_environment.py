@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from murmur.runs.run_folder import RunFolder
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from tests.murmur.test_cli import murmur
 
 
@@ -20,7 +20,7 @@ def two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (0, "spread", []),
     ):
         run = RunFolder.create(load(config, overrides, {}), Path("runs") / f"run-{age}")
-        file = run.write_config(load(config, overrides, {}))
+        file = save(load(config, overrides, {}), run.path / "config.yaml")
         os.utime(file, (1e9 - age, 1e9 - age))
     return tmp_path
 

@@ -17,7 +17,7 @@ from murmur.runs.run_folder import RunFolder
 from murmur.runs.settings import explain, list_everything
 from murmur.runs.training import run_to_resume
 from murmur.shared.config.extras import install_command
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 
 NO_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['kornia'] = None; "
 
@@ -181,7 +181,8 @@ def test_resume_takes_the_run_that_is_named(
     )
     stamp = "20260101-120000"
     for path in (f"elsewhere/first-{stamp}", f"runs/trial-{stamp}", f"runs/trial-2-{stamp}"):
-        RunFolder.create(load("spread", [], {}), Path(path)).write_config(load("spread", [], {}))
+        config = load("spread", [], {})
+        save(config, RunFolder.create(config, Path(path)).path / "config.yaml")
         Path(path, "checkpoints").mkdir()
         Path(path, "checkpoints", "update-000001.pt").touch()
     Path("runs/bare-1").mkdir()

@@ -22,7 +22,7 @@ from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.training import print_end
 from murmur.shared.config.experiment import RunConfig
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from murmur.text import plain, print_table
 
 NAMES = ("rate [/s]", "[bold]loud", ":rat:", "[link=http://x]y[/link]", "a\\", "[/]")
@@ -63,7 +63,7 @@ def test_training_shows_any_name_as_it_is(
         view.trouble(tmp_path / "[/log]", f"ERROR {name}")
     run = RunFolder(tmp_path / "a [/b]")
     run.path.mkdir(parents=True)
-    run.write_config(load("spread", [], {}))
+    save(load("spread", [], {}), run.path / "config.yaml")
     run.progress_file.write_text("".join(json.dumps(r) + "\n" for r in [record, *evaluations]))
     print_end(run, 1, console)
     shown = out.getvalue()

@@ -37,7 +37,7 @@ from murmur.runs.scores import Curve, Metric, completion
 from murmur.runs.settings import changed
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import RunConfig
-from murmur.shared.config.files import config_names, load
+from murmur.shared.config.files import config_names, load, save
 from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.process.files import write_json
 from murmur.shared.wire.notices import Notice, notice_line
@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> RunFolder:
     """A run of `spread` that has progress and evaluations but no checkpoint."""
     config = load("spread", ["run.seed=7"], {})
     folder = RunFolder.create(config, tmp_path / "spread-1")
-    folder.write_config(config)
+    save(config, folder.path / "config.yaml")
     lines: list[dict[str, Any]] = [
         {
             "kind": "progress",
@@ -124,7 +124,7 @@ def test_report_of_a_run_without_checkpoint(run: RunFolder) -> None:
 
 def test_what_was_kept_is_not_taken_for_another_environment(run: RunFolder) -> None:
     first = evaluate_all(run, "best", 2, 1, fresh=False, say=lambda line: None)
-    run.write_config(run.config(["evaluation.environment.num_agents=2"]))
+    save(run.config(["evaluation.environment.num_agents=2"]), run.path / "config.yaml")
     then = evaluate_all(run, "best", 2, 1, fresh=False, say=lambda line: None)
     assert first.keys() == then.keys() == {"random", "assignment"}
     assert all(then[name]["metrics"] != first[name]["metrics"] for name in first)
@@ -136,12 +136,15 @@ def test_the_best_is_not_measured_on_the_episodes_that_chose_it(
     for command in (evaluate, report):
         default = signature(command).parameters
         for name in config_names():
-            run.write_config(load(name, [], {}))
+            save(load(name, [], {}), run.path / "config.yaml")
             played = default["episodes"].default, default["first_seed"].default
             assert default["checkpoint"].default == "best"
             assert caveat_of_best(run, "best.pt", *played) == "", name
 
-    run.write_config(load("spread", ["evaluation.first_seed=11", "evaluation.episodes=5"], {}))
+    save(
+        load("spread", ["evaluation.first_seed=11", "evaluation.episodes=5"], {}),
+        run.path / "config.yaml",
+    )
     assert "seeds 11 to 15 chose it" in caveat_of_best(run, "best.pt", 1, 15)
     assert (
         caveat_of_best(run, "best.pt", 3, 8) == caveat_of_best(run, "best.pt", 3, 16) == ""

@@ -28,6 +28,7 @@ from murmur.learner_service.learning.supervised import build_supervised
 from murmur.learner_service.telemetry.figures import painted, palette, sheet
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import save
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.samples import IMAGE, MASK
@@ -51,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     }
     config = validate(ExperimentConfig, given)
     folder = RunFolder.create(config, tmp_path_factory.mktemp("runs") / "portraits-1")
-    folder.write_config(config)
+    save(config, folder.path / "config.yaml")
     spec = make_source(config.source).spec
     algorithm = build_supervised(config, spec, Precision("fp32", CPU), CPU)
     state = {
@@ -182,7 +183,7 @@ def test_report_is_one_page_with_scores_and_pictures(run: RunFolder) -> None:
 
 def test_a_run_without_checkpoint_has_a_page_too(run: RunFolder, tmp_path: Path) -> None:
     empty = RunFolder.create(run.config(), tmp_path / "portraits-2")
-    empty.write_config(run.config())
+    save(run.config(), empty.path / "config.yaml")
     said: list[str] = []
     page = render_segmentation_page(empty, "best", said.append)
     assert "no network to measure" in said[0]

@@ -19,7 +19,7 @@ from murmur.runs.run_folder import RunFolder
 from murmur.runs.servers import EVERY_S, Servers, recorded, samples_of, servers_of
 from murmur.runs.snapshots import Snapshot
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 
 SPAN = 10.0
 # Env-bound: acting waits nine tenths of the time, learning takes one.
@@ -347,7 +347,7 @@ def test_counters_of_servers_are_summed_evaluators_apart() -> None:
 def test_a_finished_runs_servers_are_read_from_its_folder(tmp_path: Path) -> None:
     """The record of the servers makes the verdict, in the command and on the live page."""
     run = RunFolder(tmp_path)
-    run.write_config(config())
+    save(config(), run.path / "config.yaml")
     lines = [
         {
             "kind": "progress", "time": 1000.0 + t, "env_steps": 100 * t, "agent_steps": 300 * t,

@@ -18,7 +18,7 @@ from murmur.doctor.page import show
 from murmur.live_page.alerts import doctors_finding
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.snapshots import Snapshot, from_run
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from tests.murmur.recorded_h100 import (
     DURING_UPDATES,
     IDLE,
@@ -293,7 +293,7 @@ def records() -> list[dict[str, Any]]:
 def test_a_runs_folder_tells_the_same(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     config = load("terrain-reference", ["env_server.num_workers=15"], {})
-    run.write_config(config)
+    save(config, run.path / "config.yaml")
     run.progress_file.write_text("".join(json.dumps(line) + "\n" for line in records()))
     assert diagnose(*from_run(run, None), config).bottleneck == "shapes"
     alert = doctors_finding(run, config)

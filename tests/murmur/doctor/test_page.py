@@ -20,7 +20,7 @@ from murmur.learner_service.tuning.probe import seconds_per_row
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.snapshots import UPDATES, Snapshot, from_metrics, from_prometheus, from_run
 from murmur.shared.config import PluginConfig
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from murmur.shared.config.plugins import resolve_plugin
 from murmur.shared.process.errors import ConfigError
 from tests.learner_service.toys import vector_spec
@@ -266,7 +266,7 @@ def test_the_window_covers_several_updates(tmp_path: Path) -> None:
 
 def test_a_window_too_short_for_updates_is_said(tmp_path: Path) -> None:
     write = RunFolder(tmp_path)
-    write.write_config(load("spread", [], {}))
+    save(load("spread", [], {}), write.path / "config.yaml")
     lines = slow_updates(3)
     write.progress_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = io.StringIO()

@@ -27,7 +27,7 @@ from murmur.live_page.ledger_states import STATES
 from murmur.live_page.server import LivePage, served
 from murmur.runs.child import child_environment
 from murmur.runs.run_folder import EPISODE, RunFolder
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from tests.murmur.runs_on_disk import write_run
 
 
@@ -317,7 +317,7 @@ def test_a_dataset_explains_missing_rows_only_while_updates_come(
     """Cloning is over after 9 updates, and no server ever delivers; offline none has to."""
     if offline:
         given = ["run.offline=true", "imitation.dataset=data"]
-        run.write_config(load(str(run.path / "config.yaml"), given, {}))
+        save(load(str(run.path / "config.yaml"), given, {}), run.path / "config.yaml")
     now = time.time()
     cloned = [
         progress(min(i, 9), time=now - 700 + i, rows_received=0, env_steps=0) for i in range(1, 700)

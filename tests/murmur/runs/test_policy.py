@@ -18,7 +18,7 @@ from murmur.learner_service.telemetry.progress import Progress
 from murmur.runs.evaluation import run_title
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.spec import EnvSpec
@@ -67,7 +67,7 @@ def save_untrained(folder: Path, config: ExperimentConfig, spec: EnvSpec) -> Non
         if isinstance(part, torch.nn.Module):
             for parameter in part.parameters():
                 parameter.data.normal_(generator=generator)
-    RunFolder(folder).write_config(config)
+    save(config, folder / "config.yaml")
     state = {
         "spec": spec_text(spec),
         "config": config.model_dump_json(),

@@ -11,7 +11,7 @@ import pytest
 from murmur.cli import main
 from murmur.runs.run_folder import BLOCK, RunFolder
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.process.process import process_began
 
@@ -37,7 +37,7 @@ def config() -> ExperimentConfig:
 def begin(config: ExperimentConfig, path: Path, time: float, *, checkpoint: bool) -> RunFolder:
     """A run whose configuration was written at `time`."""
     run = RunFolder.create(config, path)
-    os.utime(run.write_config(config), (time, time))
+    os.utime(save(config, run.path / "config.yaml"), (time, time))
     if checkpoint:
         (path / "checkpoints").mkdir()
         (path / "checkpoints" / "update-000001.pt").touch()
@@ -67,7 +67,7 @@ def test_runs_begun_in_one_second_have_folders_of_their_own(
     config = config.model_copy(update={"run": here})
     first, second = (RunFolder.create(config, None) for _ in range(2))
     assert first.path != second.path
-    first.write_config(config)
+    save(config, first.path / "config.yaml")
     (first.path / "checkpoints").mkdir()
     (first.path / "checkpoints" / "update-000001.pt").touch()
     assert RunFolder.newest(tmp_path / "runs", "spread").path == first.path

@@ -16,7 +16,7 @@ from murmur.runs.child import Child, ChildError, child_environment, exit_message
 from murmur.runs.log_errors import last_error
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import Supervisor
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from murmur.shared.process.errors import ResourceError
 from murmur.shared.process.process import Backoff
 from tests.waiting import wait_until
@@ -170,7 +170,7 @@ def test_children_take_their_settings_from_the_run_alone(monkeypatch: pytest.Mon
 def run(tmp_path: Path) -> RunFolder:
     config = load("spread", ["evaluation.every_updates=1"], {})
     folder = RunFolder.create(config, tmp_path / "run")
-    folder.write_config(config)
+    save(config, folder.path / "config.yaml")
     return folder
 
 

@@ -19,7 +19,7 @@ from murmur.runs.settings import changed, with_plugin_defaults
 from murmur.runs.training import prepare, print_end, train
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import RunConfig
-from murmur.shared.config.files import load
+from murmur.shared.config.files import load, save
 from murmur.text import in_rows
 
 RECORD: dict[str, Any] = {
@@ -179,7 +179,7 @@ def test_log_shows_the_newest_trouble_every_ten_seconds() -> None:
 
 def test_end_compares_two_evaluations_and_names_their_updates(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.write_config(load("spread", [], {}))
+    save(load("spread", [], {}), run.path / "config.yaml")
     evaluations = [
         {"kind": "evaluation", "updates": updates, "metrics": {"return": {"mean": mean}}}
         for updates, mean in ((0, 1.25), (1500, 2.5))
@@ -205,7 +205,7 @@ def test_the_end_recommends_pictures_where_there_are_any(
 ) -> None:
     run = RunFolder(tmp_path)
     (tmp_path / "x.yaml").write_text(f"environment: {{name: {name}}}")
-    run.write_config(load(str(tmp_path / "x.yaml"), [], {}))
+    save(load(str(tmp_path / "x.yaml"), [], {}), run.path / "config.yaml")
     run.progress_file.write_text(json.dumps(RECORD) + "\n")
     made, screen = console(80, terminal=False)
     print_end(run, 0, made)
@@ -217,7 +217,7 @@ def test_run_keeps_its_configuration_if_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunFolder(tmp_path)
-    before = run.write_config(load("spread", [], {})).read_text()
+    before = save(load("spread", [], {}), run.path / "config.yaml").read_text()
     fake = tmp_path / "learner.py"  # what it is given, and the exit code of a user's mistake
     fake.write_text(
         "import pathlib, sys; given = pathlib.Path(sys.argv[2]); "
@@ -255,7 +255,7 @@ def test_a_resumed_run_keeps_what_coma_advantages_are_of(
     options = {k: v for k, v in new.algorithm.options.items() if k != "advantage"}
     options |= {"advantage": said} if said else {}
     old = PluginConfig(name="coma", **options)
-    RunFolder(tmp_path).write_config(new.model_copy(update={"algorithm": old}))
+    save(new.model_copy(update={"algorithm": old}), tmp_path / "config.yaml")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "update-000001.pt").touch()
     prepared = prepare(None, (), run=tmp_path, resume=True, learners=None, command="")
@@ -280,7 +280,7 @@ def test_a_resumed_run_takes_usual_ports_of_its_file_for_auto(
     given: list[str], environ: dict[str, str], ports: list[int | None], tmp_path: Path
 ) -> None:
     saved = [f"{key}={port}" for key, port in OLD_PORTS.items()]
-    RunFolder(tmp_path).write_config(load("spread", saved, {}))
+    save(load("spread", saved, {}), tmp_path / "config.yaml")
     assert not OLD_PORTS.keys() & changed(RunFolder(tmp_path).config()).keys()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "update-000001.pt").touch()
