@@ -204,25 +204,20 @@ class TerrainEnvironment(VectorEnvironment):
         if config.interest_weight:
             shared = shared + config.interest_weight * (entropy - self._entropy())
         if config.coverage_weight:
-            shared = shared + config.coverage_weight * (
-                state.totals.newly_seen / state.truth[0].size
-            )
+            newly_seen = state.totals.newly_seen / state.truth[0].size
+            shared = shared + config.coverage_weight * newly_seen
         if config.altitude_weight:
-            shared = shared + config.altitude_weight * altitude_diversity(
-                self.mission.metres[state.cells[:, :, 2]]
-            )
+            altitudes = self.mission.metres[state.cells[:, :, 2]]
+            shared = shared + config.altitude_weight * altitude_diversity(altitudes)
         reward = np.repeat(shared[:, None], config.num_agents, axis=1)
         if config.distance_weight:
-            reward -= config.distance_weight * (
-                np.linalg.norm(self._metres(state.cells) - self._metres(before), axis=-1)
-                / config.spacing_m
-            )
+            flown = np.linalg.norm(self._metres(state.cells) - self._metres(before), axis=-1)
+            reward -= config.distance_weight * (flown / config.spacing_m)
         if config.overlap_weight:
             reward -= config.overlap_weight * footprint_overlap(state.rects)
         if config.collision_weight:
-            reward -= config.collision_weight * close_agents(
-                self._metres(state.cells)[..., :2], config.collision_distance_m
-            )
+            places = self._metres(state.cells)[..., :2]
+            reward -= config.collision_weight * close_agents(places, config.collision_distance_m)
         return reward.astype(np.float32)
 
     def _metres(self, cells: NDArray[np.int32]) -> NDArray[np.float64]:

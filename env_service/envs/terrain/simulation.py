@@ -131,7 +131,8 @@ def mission(config: Config) -> Mission:
     x, y, z = lattice_shape(config)
     rows, columns = map_shape(config)
     lens, plan = camera(config), channel_plan(config)
-    size = (int(2 * lens.radius_x.max()), int(2 * lens.radius_y.max()))
+    size = int(2 * lens.radius_x.max()), int(2 * lens.radius_y.max())
+    largest = min(size[0], rows), min(size[1], columns)
     return Mission(
         camera=lens,
         rows=pool(rows, x),
@@ -145,12 +146,7 @@ def mission(config: Config) -> Mission:
         mask_collisions=config.mask_collisions,
         actor=np.array(plan.actor, np.int64),
         critic=np.array(plan.critic, np.int64),
-        scratch=scratch(
-            config.num_agents,
-            (min(size[0], rows), min(size[1], columns)),
-            x,
-            max(columns, size[1]),
-        ),
+        scratch=scratch(config.num_agents, largest, x, max(columns, size[1])),
     )
 
 
