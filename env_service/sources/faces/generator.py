@@ -6,10 +6,10 @@ import cv2
 import numpy as np
 
 from murmur.env_service.sources.decode import planes, resize
-from murmur.env_service.sources.faces import LARGEST, Config
 from murmur.env_service.sources.faces.camera import middle, take_picture
 from murmur.env_service.sources.faces.canvas import Canvas
 from murmur.env_service.sources.faces.classes import CLASSES, FLIP_PAIRS
+from murmur.env_service.sources.faces.config import LARGEST, Config
 from murmur.env_service.sources.faces.portrait import draw_portrait
 from murmur.env_service.sources.faces.textures import make_textures
 from murmur.env_service.sources.size import height_and_width, sample_arrays
