@@ -469,11 +469,7 @@ class EvaluationConfig(Section):
 
     @model_validator(mode="after")
     def _has_one_clock(self) -> Self:
-        clocks = {
-            "every_updates": self.every_updates,
-            "every_env_steps": self.every_env_steps,
-            "every_minutes": self.every_minutes,
-        }
+        clocks = self.model_dump(include={"every_updates", "every_env_steps", "every_minutes"})
         given = [f"{key}={value:g}" for key, value in clocks.items() if value]
         if len(given) > 1:
             raise ValueError(
