@@ -164,7 +164,7 @@ def _prepared(
         require_trackers(config.tracking.services)
     device = select_device(config.learner)
     if not serve_only and config.learner.pipeline == "sync":
-        if key := algorithm_config(config.algorithm).open_batch_size:
+        if key := algorithm_config(config.algorithm).about.open_batch_size:
             raise size_is_measured(config, key, run_dir)
         precision = Precision.of(config.learner, device).name
         config = config.changed({"learner.device": device.type, "learner.precision": precision})

@@ -98,15 +98,15 @@ def assert_network(
         ConfigError: if it cannot be built, or gives what it must not.
     """
     torch.manual_seed(1)
-    config, slices = PluginConfig(name=name, **options), (0,) * num_agents
-    shape = InputShape(image, vector)
-    network = build_network(config, shape, num_outputs, slices)
+    configured = resolve_network(PluginConfig(name=name, **options), image)
+    shape, slices = InputShape(image, vector), (0,) * num_agents
+    network = build_network(configured, shape, num_outputs, slices)
     pixels = None if image is None else torch.rand(4, num_agents, *image)
     numbers = torch.rand(4, num_agents, vector) if vector else None
     out = network(pixels, numbers)
     few = network(*(x if x is None else x[1:2] for x in (pixels, numbers)))
     assert torch.allclose(few, out[1:2], atol=1e-5), "one environment's outputs depend on another's"
-    if resolve_network(config, image).stacked:
+    if configured.stacked:
         others = [x if x is None else x.clone() for x in (pixels, numbers)]
         for x in others:
             if x is not None:
@@ -117,7 +117,7 @@ def assert_network(
     without = [key for key, weight in network.named_parameters() if weight.grad is None]
     assert not without, f"no gradient reaches {', '.join(without)}"
     torch.manual_seed(2)
-    other = build_network(config, shape, num_outputs, slices)
+    other = build_network(configured, shape, num_outputs, slices)
     other.load_state_dict(_saved(network.state_dict()))
     same = torch.allclose(other(pixels, numbers), out, atol=1e-5)  # but for rounding
     assert same, "with saved weights it gives other outputs: keep tensors as parameters or buffers"

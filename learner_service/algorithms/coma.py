@@ -19,7 +19,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from murmur.learner_service.device.cuda_graph import Outputs
-from murmur.learner_service.layers.building import resolve_network
 from murmur.learner_service.layers.casting import cast_weights
 from murmur.learner_service.layers.distributions import sample, uniform
 from murmur.learner_service.layers.forward import forward, forward_rows
@@ -130,12 +129,9 @@ class Coma(GraphedAlgorithm):
         c, spec = self._config, self._spec
         self._num_actions = k = require_discrete(spec)
         self._critic_inputs = CriticInputs(spec, self._options)
-        # Minibatches are of single agents' rows only where each is learned from by itself.
-        image = self._actor_inputs.shape.image
-        networks = self._network, self._critic_network
-        stacked = all(resolve_network(network, image).stacked for network in networks)
         self.actor = self._make_actor(k)
-        self._single = stacked and self._num_slices == 1 and not memory_size(self.actor)
+        # Minibatches are of single agents' rows only where each is learned from by itself.
+        self._single = self._keeps_apart and self._num_slices == 1 and not memory_size(self.actor)
         # What a critic is fed for one agent holds what the others did: agents stay apart.
         self.critic = self._make_critic(self._critic_inputs.shape, k, apart=True)
         self.target = target_of(self.critic)

@@ -125,7 +125,7 @@ class Mappo(GraphedAlgorithm):
         if c.centralized:
             self._critic_inputs = CriticInputs(spec, self._options, actions=False)
         if c.share_trunk:
-            require_one_trunk(c, self._network, self._actor_inputs.shape.image)
+            require_one_trunk(c, self._net)
         self.actor, self.critic = self._make_networks(self._slices)
         self._make_optimizers()
         norms = _NORMS[:1] if self.critic is None else _NORMS

@@ -186,7 +186,7 @@ def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
 
 
 def build_network(
-    config: PluginConfig,
+    config: PluginConfig | Network,
     shape: InputShape,
     num_outputs: int,
     slices: tuple[int, ...] = (0,),
@@ -199,7 +199,7 @@ def build_network(
     """The configured network for these inputs, a `Recurrent` one if so configured.
 
     Args:
-        config: name and options.
+        config: name and options, or the network that `resolve_network` made of them.
         shape: shape of the network's inputs.
         num_outputs: outputs for an agent.
         slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
@@ -211,7 +211,7 @@ def build_network(
     Raises:
         ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
     """
-    net = resolve_network(config, shape.image)
+    net = config if isinstance(config, Network) else resolve_network(config, shape.image)
     groups = 1 if net.stacked else count_slices(slices)
     _require_use(net.name, net.recurrent, may_remember, groups)
     network = _body(net, shape, num_outputs, slices, apart=apart, encoder=encoder, trains=trains)
@@ -284,7 +284,7 @@ def _recurrent(
 
 
 def shared_encoder(
-    config: PluginConfig,
+    net: Network,
     actor: InputShape,
     critic: InputShape,
     slices: tuple[int, ...],
@@ -293,7 +293,7 @@ def shared_encoder(
     """The configured network's convolutions, for actor and critic.
 
     Args:
-        config: name and options.
+        net: the actor's network.
         actor: shape of the actor's inputs.
         critic: shape of the critic's inputs.
         slices: the slice of each agent.
@@ -302,7 +302,6 @@ def shared_encoder(
     Raises:
         ConfigError: if there are none, or the two are fed different images.
     """
-    net = resolve_network(config, actor.image)
     problem = ""
     if actor.image is None:
         problem = "the environment observes no images"
@@ -322,7 +321,7 @@ def shared_encoder(
 
 
 def build_twins(
-    config: PluginConfig,
+    net: Network,
     shape: InputShape,
     num_outputs: int,
     slices: tuple[int, ...],
@@ -337,7 +336,7 @@ def build_twins(
     Where they remember, recurrent units are one stack in any case.
 
     Args:
-        config: name and options.
+        net: the network that each of them is.
         shape: shape of the networks' inputs.
         num_outputs: outputs of one of them for an agent.
         slices: the slice of each agent.
@@ -349,13 +348,12 @@ def build_twins(
     Raises:
         ConfigError: see `build_network`.
     """
-    net = resolve_network(config, shape.image)
     if net.stacked:
         # In a stack each agent's row is fed to all of its networks.
         rows, device, itemsize = learning()
         with learning_from(num_twins * rows, device, itemsize):
             stack = build_network(
-                config, shape, num_outputs, twins, may_remember=may_remember, encoder=encoder
+                net, shape, num_outputs, twins, may_remember=may_remember, encoder=encoder
             )
         cast(Any, stack).twins = num_twins
         return stack

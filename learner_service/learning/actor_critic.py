@@ -80,21 +80,23 @@ class ActorCritic(Algorithm[B], Generic[B]):
         super().__init__(precision, device, seed)
         self._config = config
         self._spec = spec
-        self._network = self._critic_network = network
+        self._critic_network = network
         if isinstance(config, CriticConfig):
             self._critic_network = config.network_of_critic(network)
         self._seed = seed
         self._slices = config.slices(spec.num_agents)
         self._sharing = sharing_agents(self._slices, device)  # [S, A]
         self._num_slices = count_slices(self._slices)
-        used = (network, self._critic_network)
-        nets = [resolve_network(of, observed_image(spec)) for of in used]
-        if nets[0].normalizes and hasattr(nets[1].options, "communicates"):
+        image = observed_image(spec)
+        self._net = net = resolve_network(network, image)
+        critic = resolve_network(self._critic_network, image)
+        if net.normalizes and hasattr(critic.options, "communicates"):
             raise ConfigError(
-                f"algorithm.critic_network = {nets[1].name}: it reads masks and adjacency as 0 and "
+                f"algorithm.critic_network = {critic.name}: it reads masks and adjacency as 0 and "
                 f"1, and {NORMALISE}=true changes what both networks are fed; set it to false"
             )
-        self._options = replace(nets[0].inputs, alive=any(net.inputs.alive for net in nets))
+        self._options = replace(net.inputs, alive=net.inputs.alive or critic.inputs.alive)
+        self._keeps_apart = net.stacked and critic.stacked
         self._actor_inputs = ActorInputs(spec, self._options)
         # Optimisers with what they train, in the order of `_adam`.
         self._learned: list[tuple[Adam, nn.Module]] = []
@@ -136,7 +138,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
             slices: [agents of the network] their parameter groups; None: those of all agents.
         """
         return build_network(
-            self._network,
+            self._net,
             self._actor_inputs.shape,
             num_outputs,
             slices or self._slices,
@@ -156,7 +158,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
     ) -> nn.Module:
         """The agents' critics, see build_network: [B, A, num_outputs] of inputs of that shape."""
         return build_network(
-            self._critic_network,
+            resolve_network(self._critic_network, shape.image),
             shape,
             num_outputs,
             slices or self._slices,
@@ -176,7 +178,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
         """Build `number` critics for each agent, side by side as slices."""
         twins = tuple(number * s + twin for s in slices for twin in range(number))
         return build_twins(
-            self._critic_network,
+            resolve_network(self._critic_network, shape.image),
             shape,
             num_outputs,
             self._slices,
@@ -194,7 +196,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
         if not wanted:
             return None
         actor = self._actor_inputs.shape
-        return shared_encoder(self._network, actor, critic, slices or self._slices, option)
+        return shared_encoder(self._net, actor, critic, slices or self._slices, option)
 
     def _adam(self, network: nn.Module, lr: float, **how: float | tuple[float, float]) -> Adam:
         """An optimiser of what the network learns by its own gradient."""

@@ -119,7 +119,7 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
         size, interval = self.replay.batch_size, self.replay.update_interval
         what = f"an update every {2 * interval} rows instead of {interval}"
         return About(
-            batch_size="replay.batch_size",
+            open_batch_size="" if size else "replay.batch_size",
             learned_at_once=size,
             joint=True,
             divided=("replay.batch_size", "replay.update_interval"),

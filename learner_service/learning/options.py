@@ -75,7 +75,8 @@ class About:
     batch size is not searched, and `murmur doctor` probes no change of it.
 
     Attributes:
-        batch_size: key of a minibatch's size; "": it has none.
+        open_batch_size: key of a minibatch's size if that is 0, which stands for the largest that
+            fits; "": it is set, or there is none.
         learned_at_once: rows of one forward and backward pass; 0: not known.
         joint: whether each of these rows is of all agents.
         divided: keys of numbers that learners divide among them.
@@ -90,7 +91,7 @@ class About:
             times the rows at the same cost each; None: there is none.
     """
 
-    batch_size: str = ""
+    open_batch_size: str = ""
     learned_at_once: int = 0
     joint: bool = False
     divided: tuple[str, ...] = ()
@@ -131,12 +132,6 @@ class AlgorithmConfig(Section):
     def about(self) -> About:
         """Answers about these options."""
         return About()
-
-    @property
-    def open_batch_size(self) -> str:
-        """Key of the batch size if that is 0, which stands for the largest that fits; else ""."""
-        key = self.about.batch_size
-        return key if key and not attrgetter(key)(self) else ""
 
     def for_rank(self, size: int) -> Self:
         """Return the share of one of `size` learners that learn together.
@@ -335,7 +330,7 @@ class OnPolicyConfig(AlgorithmConfig):
         if self.unrolls_per_update:
             advice = "set algorithm.unrolls_per_update=0, which chooses"
         return About(
-            batch_size="batch_size",
+            open_batch_size="" if size else "batch_size",
             learned_at_once=size,
             divided=("batch_size", "unrolls_per_update"),
             trial={"data_passes": 1},

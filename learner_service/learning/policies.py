@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.building import ImageShape, resolve_network
+from murmur.learner_service.layers.building import Network
 from murmur.learner_service.layers.casting import snapshot
 from murmur.learner_service.layers.distributions import (
     ILLEGAL,
@@ -26,7 +26,6 @@ from murmur.learner_service.layers.recurrent import RecurrentState, memory_size
 from murmur.learner_service.layers.stacked import count_slices, per_agent
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.learning.exploration import EpsilonSoftmax
-from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import (
     ACTION_MASK,
@@ -234,15 +233,13 @@ class MappoPolicy(SnapshotPolicy):
 
 def require_one_trunk(
     options: Any,  # noqa: ANN401 - MAPPO's, which stands above
-    network: PluginConfig,
-    image: ImageShape,
+    network: Network,
 ) -> None:
     """Check that one network can give a policy and its values.
 
     Args:
         options: options of MAPPO.
-        network: name and options of the policy's network.
-        image: shape of the image that the policy sees, or None.
+        network: the policy's network.
 
     Raises:
         ConfigError: if the value function sees something else than the policy.
@@ -260,7 +257,7 @@ def require_one_trunk(
             "policy and values come from one network; leave out algorithm.critic_network, or set "
             "share_trunk=false"
         )
-    elif resolve_network(network, image).mixes:
+    elif network.mixes:
         problem = (
             f"network '{network.name}' mixes agents, and an agent's value must come from its own "
             "observation; use another network, or set share_trunk=false"

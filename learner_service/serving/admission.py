@@ -161,6 +161,8 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         """Begin without streams."""
+        names = (name for pair in _LIMITS.values() for name in pair)
+        self._limits: dict[str, float] = {name: getattr(self.config, name) for name in names}
         self.streams: set[Admitted] = set()
         self._watches = 0
         self._lines: Counter[str] = Counter()  # of the window under way, by reason
@@ -225,7 +227,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             Refused: naming the limit.
         """
         name, _ = _LIMITS[kind]
-        limit, taken = getattr(self.config, name), self._taken(kind)
+        limit, taken = self._limits[name], self._taken(kind)
         if taken >= limit:
             what = "training" if kind == "train" else "evaluation"
             raise Refused(
@@ -241,7 +243,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             Refused: naming the bytes and the limit.
         """
         _, name = _LIMITS[kind]
-        limit, reserved = getattr(self.config, name), self._reserved(kind)
+        limit, reserved = self._limits[name], self._reserved(kind)
         if reserved + num_bytes > limit * _MIB:
             never = num_bytes > limit * _MIB
             code = grpc.StatusCode

@@ -82,7 +82,7 @@ def with_batch_size(
     if group.rank:
         size = _kept(config, spec, run_dir / _CACHE)
     size = round(group.agree({"rows": size}, "min")["rows"])
-    return with_options(config, options.changed({options.open_batch_size: size}))
+    return with_options(config, options.changed({options.about.open_batch_size: size}))
 
 
 def _kept(config: ExperimentConfig, spec: EnvSpec, cache: Path) -> int:
@@ -111,7 +111,7 @@ def _find(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> int:
         allowed = _CUDA_SHARE * torch.cuda.mem_get_info(device)[0]
 
     def room_after(size: int) -> int:
-        trial = options.changed({**about.trial, about.batch_size: size})
+        trial = options.changed({**about.trial, about.open_batch_size: size})
         return _room_after(with_options(config, trial), spec, device)
 
     if most := room_after(1):  # what the libraries take once is no batch's fault
@@ -129,7 +129,7 @@ def _find(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> int:
         on_cpu = device.type == "cpu"
         fix = "raise learner.memory_budget_gib" if on_cpu else about.batch_size_advice
         raise ConfigError(
-            f"algorithm.{about.batch_size}=0: not even a batch of one row fits the "
+            f"algorithm.{about.open_batch_size}=0: not even a batch of one row fits the "
             f"{allowed / 2**30:.2f} GiB that an update may take on {device}; {fix} or use a "
             "smaller network"
         )

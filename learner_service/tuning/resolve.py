@@ -107,7 +107,7 @@ def fit(
         )
     whole = with_precision(whole, group, spec, run_dir, device)
     own = share_of(whole, group)
-    if algorithm_config(own.algorithm).open_batch_size:
+    if algorithm_config(own.algorithm).about.open_batch_size:
         own = with_batch_size(own, spec, run_dir, group)
     return resolved.changed({"learner.precision": whole.learner.precision}), own
 
@@ -156,8 +156,9 @@ def _fastest_precision(
 
     def measured() -> str:
         options = algorithm_config(config.algorithm)
-        size = {key: _BATCH} if (key := options.open_batch_size) else {}
-        trial = with_options(config, options.changed({**options.about.trial, **size}))
+        about = options.about
+        size = {key: _BATCH} if (key := about.open_batch_size) else {}
+        trial = with_options(config, options.changed({**about.trial, **size}))
         seconds = dict[str, float]()
         for name in ("fp32", half_precision()):
             seconds[name] = update_seconds(trial.changed({"learner.precision": name}), spec)

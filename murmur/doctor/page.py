@@ -200,7 +200,7 @@ def _prober(
 
     spec = checkpoint_spec(run.checkpoint("latest"))
     with _busy(console, "timing updates with the run's settings"):
-        if algorithm_config(config.algorithm).open_batch_size:
+        if algorithm_config(config.algorithm).about.open_batch_size:
             config = with_batch_size(config, spec, run.path)  # in the folder since the run began
         now = seconds_per_row(config, spec)
     own = "algorithm=" + one_line({"name": config.algorithm.name, **config.algorithm.options})

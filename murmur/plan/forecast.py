@@ -145,7 +145,7 @@ def learning_of(
         ConfigError: if the batch size is not set.
     """
     options = algorithm_config(config.algorithm)
-    if key := options.open_batch_size:
+    if key := options.about.open_batch_size:
         raise ConfigError(f"algorithm.{key}=0 is found on the device that learns; set it to plan")
     sync = config.learner.pipeline == "sync"
     lag = None if sync else config.learner.max_policy_lag

@@ -15,7 +15,7 @@ from murmur.learner_service.device.memory import (
     room,
 )
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.building import build_network, build_twins
+from murmur.learner_service.layers.building import build_network, build_twins, resolve_network
 from murmur.learner_service.layers.dense import build_dense
 from murmur.learner_service.layers.footprint import footprint
 from murmur.learner_service.layers.inputs import InputShape
@@ -142,14 +142,15 @@ def test_a_dense_network_is_weighed_with_its_batch(name: str) -> None:
 
 
 def test_twin_critics_are_fed_every_row_twice() -> None:
-    shape, config = InputShape((3, 84, 84), 4), PluginConfig(name="nature")
+    shape = InputShape((3, 84, 84), 4)
+    net = resolve_network(PluginConfig(name="nature"), shape.image)
     for slices, twins in (((0, 0), (0, 1)), ((0, 1), (0, 1, 2, 3))):
         with (
             limited(0.5),
             learning_from(4096, CPU),
             pytest.raises(SpecError, match="a pass over 8192 agents' rows would take"),
         ):
-            build_twins(config, shape, 1, slices, twins, 2)
+            build_twins(net, shape, 1, slices, twins, 2)
 
 
 def test_small_images_are_weighed_in_a_large_pass() -> None:

@@ -10,6 +10,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.building import (
     build_network,
     build_twins,
+    resolve_network,
     shared_encoder,
     weight_slices,
 )
@@ -26,6 +27,7 @@ from tests.learner_service.toys import CPU, random_batch, random_transitions
 
 SMALL = PluginConfig(name="cnn", channels=(3,), kernels=(2,), strides=(1,), hidden=(8,))
 SHAPE = InputShape((2, 4, 4), 3)
+NET = resolve_network(SMALL, SHAPE.image)
 FP32 = Precision("fp32", CPU)
 
 
@@ -55,7 +57,7 @@ def inputs(rows: int = 4) -> Inputs:
 
 @pytest.mark.parametrize("slices", [(0, 0), (0, 1)])
 def test_shared_encoder_equals_separate_convolutions(slices: tuple[int, ...]) -> None:
-    encoder = shared_encoder(SMALL, SHAPE, SHAPE, slices)
+    encoder = shared_encoder(NET, SHAPE, SHAPE, slices)
     mine = build_network(SMALL, SHAPE, 5, slices, encoder=encoder)
     plain = build_network(SMALL, SHAPE, 5, slices)
     assert isinstance(mine, Encoded)
@@ -67,9 +69,9 @@ def test_shared_encoder_equals_separate_convolutions(slices: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("slices", [(0, 0), (0, 1)])
 def test_twins_share_the_encoder_of_their_agent(slices: tuple[int, ...]) -> None:
-    encoder = shared_encoder(SMALL, SHAPE, SHAPE, slices)
+    encoder = shared_encoder(NET, SHAPE, SHAPE, slices)
     twins = tuple(2 * s + i for s in (slices if slices[1] else (0,)) for i in (0, 1))
-    critic = build_twins(SMALL, SHAPE, 1, slices, twins, 2, encoder)
+    critic = build_twins(NET, SHAPE, 1, slices, twins, 2, encoder)
     x, change = inputs(), torch.rand(4, 2, 2)
     both = forward(critic, x, precision=FP32)[0]
     features = encoder(x.image)
@@ -86,15 +88,16 @@ def test_twins_on_an_encoder_remember(cell: str) -> None:
     config = PluginConfig(
         **{"name": SMALL.name, **SMALL.options, "recurrent": 4, "recurrent_cell": cell}
     )
-    encoder = shared_encoder(config, SHAPE, SHAPE, (0, 1))
+    net = resolve_network(config, SHAPE.image)
+    encoder = shared_encoder(net, SHAPE, SHAPE, (0, 1))
     slices = (0, 1, 2, 3)
-    critic = build_twins(config, SHAPE, 1, (0, 1), slices, 2, encoder, may_remember=True)
+    critic = build_twins(net, SHAPE, 1, (0, 1), slices, 2, encoder, may_remember=True)
     assert_history_is_steps(critic, inputs(6), torch.rand(3, 2) < 0.3)
     assert weight_slices(critic, 4) == 1
 
 
 def test_the_actors_gradient_stops_at_the_encoder() -> None:
-    encoder = shared_encoder(SMALL, SHAPE, SHAPE, (0,))
+    encoder = shared_encoder(NET, SHAPE, SHAPE, (0,))
     actor = build_network(SMALL, SHAPE, 3, encoder=encoder, trains=False)
     critic = build_network(SMALL, SHAPE, 1, encoder=encoder)
     x = inputs()
@@ -145,8 +148,9 @@ def test_actor_and_critic_learn_on_one_encoder(discrete: bool, options: dict[str
 
 
 def test_what_cannot_share_an_encoder_is_refused() -> None:
+    mlp = resolve_network(PluginConfig(name="mlp"), None)
     with pytest.raises(ConfigError, match="the environment observes no images"):
-        shared_encoder(PluginConfig(name="mlp"), InputShape(None, 3), InputShape(None, 3), (0,))
+        shared_encoder(mlp, InputShape(None, 3), InputShape(None, 3), (0,))
     with pytest.raises(ConfigError, match=r"the critic sees maps of the state, too: images \(3, 4"):
         build(spec(state=True), name="masac", replay=REPLAY)
     with pytest.raises(ConfigError, match="share everything already"):

@@ -11,7 +11,7 @@ import torch
 from murmur.learner_service.algorithms.coma import Coma
 from murmur.learner_service.checkpoint.contents import saved_policy
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.building import build_network, build_twins
+from murmur.learner_service.layers.building import build_network, build_twins, resolve_network
 from murmur.learner_service.layers.forward import Alone, forward_history
 from murmur.learner_service.layers.inputs import Inputs, InputShape
 from murmur.learner_service.learning.base import build_algorithm
@@ -92,9 +92,9 @@ def test_twins_of_a_plug_in_remember_side_by_side(
 ) -> None:
     source = ATTENTION.replace("    width: int", "    recurrent: int = 0\n    width: int")
     monkeypatch.syspath_prepend(str(install(tmp_path, "remembering", source)))
-    config = PluginConfig(name="remembering", width=8, recurrent=5)
+    net = resolve_network(PluginConfig(name="remembering", width=8, recurrent=5), None)
     shared, twins = (0, 0, 0), (0, 1, 0, 1, 0, 1)
-    network = build_twins(config, InputShape(None, 4), 2, shared, twins, 2, may_remember=True)
+    network = build_twins(net, InputShape(None, 4), 2, shared, twins, 2, may_remember=True)
     first = torch.rand(4, 2) < 0.3
     inputs = Inputs(None, torch.randn(8, 3, 4))
     assert_history_is_steps(network, inputs, first)
@@ -108,7 +108,7 @@ def test_twins_of_a_plug_in_remember_side_by_side(
     torch.testing.assert_close(whole[:, 0], other[:, 0], rtol=0, atol=0)
     assert not torch.equal(whole[..., :2], whole[..., 2:])
     with pytest.raises(ConfigError, match=r"network\.recurrent = 5, but this algorithm learns"):
-        build_twins(config, InputShape(None, 4), 2, shared, twins, 2)
+        build_twins(net, InputShape(None, 4), 2, shared, twins, 2)
 
 
 @pytest.mark.usefixtures("attention")
