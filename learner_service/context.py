@@ -224,7 +224,7 @@ class RunContext:
                 self.run_dir,
                 self.progress,
                 num_agents,
-                TrackerProcesses(self.run_dir, tracking) if tracking.services else None,
+                TrackerProcesses(self.run_dir, tracking),  # none are started without services
                 tensorboard="tensorboard" in tracking.loggers,
                 figures_every=tracking.figures_every_evaluations,
             )

@@ -235,7 +235,7 @@ class ProgressLog:
             run_dir: run's folder.
             progress: counters.
             num_agents: number of agents that act in each step.
-            trackers: processes that send the logs to trackers; None: there are none.
+            trackers: processes that send the logs to trackers, and their metrics; None: neither.
             tensorboard: whether TensorBoard gets the figures.
             figures_every: evaluations from one whose figures are drawn to the next; 0: never.
 

@@ -12,12 +12,14 @@ from murmur.shared.wire.codec import (
     action_array_layout,
     timestep_layout,
 )
+from murmur.shared.wire.episode_options import OPTIONS_BYTES, options_from_proto
 from murmur.shared.wire.spec import Discrete, EnvSpec, action_layout
 from tests.fuzz import Reader
 from tests.shared.wire.test_codec import SPECS, payload, timestep
 
 MODULES = ("murmur.shared.wire.codec",)
 SEEDS = [bytes([k, 1, 0]) for k in range(8)] + [bytes([0, 0]) + b"\x12\x04\x12\x02ab"]
+SEEDS += [b"\x04\1\1\0\0\3\xff"]  # an action that stands twice in a message
 
 _ENCODING_BYTES = 64  # by which a message may be longer than murmur's own frame of it
 
@@ -38,9 +40,13 @@ def _action(name: str, n: int) -> tuple[EnvSpec, ActionCodec, Layout, bytes]:
 
 
 def _accepted(spec: EnvSpec, body: pb.Observation | pb.Action) -> bool:
-    """Return whether all actions of a message, if it has any, are the spec's."""
+    """Return whether all actions of a message, if it has any, are the spec's, and its options."""
     if not isinstance(body, pb.Action):
         return True
+    try:
+        options_from_proto(body.options)
+    except WireError:
+        return False
     dtype, _ = action_layout(spec.action)
     action = np.frombuffer(body.arrays, dtype)
     if isinstance(spec.action, Discrete):
@@ -73,7 +79,8 @@ def one(data: bytes) -> str:
         pass
     else:
         body = getattr(parsed, field)
-        short = len(message) <= len(valid) + _ENCODING_BYTES
+        further = OPTIONS_BYTES if isinstance(body, pb.Action) else 0
+        short = len(message) <= len(valid) + _ENCODING_BYTES + further
         fits = len(body.arrays) == layout.num_bytes and not getattr(body, "part", 0)
         if parsed.WhichOneof("message") == field and short and fits and _accepted(spec, body):
             wanted = body

@@ -26,8 +26,8 @@ ALLOWED = {
     "PackedStaging.prepare*: creation of an event": "no row has come yet",
     "PackedStaging._free_buffer*" + _EVENT: "the last copy of the staging memory has left it",
     "_Pinned.fill*" + _EVENT: "the last copy of the staging memory has left it",
-    "ReplayStorage._due" + _EVENT: "once: whether there is a transition to draw",
-    "ReplayStorage._due: creation of an event": "the same",
+    "ReplayStorage._find_transitions" + _EVENT: "once: whether there is a transition to draw",
+    "ReplayStorage._find_transitions: creation of an event": "the same",
 }
 
 # Faults that remain: (kind, file, function) -> reason.

@@ -28,6 +28,7 @@ from murmur.live_page.server import LivePage, served
 from murmur.runs.child import child_environment
 from murmur.runs.run_folder import EPISODE, RunFolder
 from murmur.shared.config.files import load, save
+from murmur.shared.process.errors import ConfigError
 from tests.murmur.runs_on_disk import write_run
 
 
@@ -464,6 +465,19 @@ def test_secrets_are_not_in_the_configuration(tmp_path: Path) -> None:
         body = ask(page, "/configuration")[2]
     assert b"api_key" in body
     assert b"s3cret" not in body
+
+
+def test_a_page_opens_once_its_configuration_can_be_read(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    file = run.path / "config.yaml"
+    whole = file.read_text()
+    file.write_text("run: {nam: x}\n")
+    shown = view.RunView(run)
+    for _ in range(2):  # also within LOOK_S of the first
+        with pytest.raises(ConfigError, match="nam"):
+            shown.state()
+    file.write_text(whole)
+    assert shown.state()["name"] == run.config().run.name
 
 
 def test_another_run_is_read_beside_this_one(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from murmur.runs import supervisor
+from murmur.runs import supervisor, training
 from murmur.runs.child import ChildError, child_environment
 from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
@@ -299,6 +299,19 @@ def test_offline_learners_need_no_worker_each(tmp_path: Path) -> None:
     prepared = prepare("spread", few, run=run, resume=False, learners=2, command="", environ={})
     prepared.folder.lock.release()
     assert prepared.learners == 2
+
+
+def test_servers_leave_processors_to_a_learner_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`murmur train` starts both, whatever address the configuration has for other commands."""
+    monkeypatch.setattr(training, "available_cores", lambda: 16.0)
+    given = ["env_server.learner=gpu-host:50051"]
+    run = tmp_path / "run"
+    prepared = prepare("spread", given, run=run, resume=False, learners=1, command="", environ={})
+    prepared.folder.lock.release()
+    chosen = prepared.config.env_server.num_workers, prepared.config.learner.num_threads
+    assert chosen == (11, 4)  # and one processor for acting
 
 
 def test_refused_option_leaves_nothing_and_needs_no_torch_here(tmp_path: Path) -> None:
