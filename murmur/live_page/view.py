@@ -134,8 +134,8 @@ class RunView:
         now = time.monotonic()
         if not self._reader.behind and now - self._looked < LOOK_S:
             return False
-        self._looked = now
         self._configure()
+        self._looked = now
         if self._reader.replaced():  # by a restart in the same folder
             self._begin()
         return self._reader.read(READ_S)
