@@ -13,7 +13,7 @@ from murmur.env_service.sources.size import Size, height_and_width
 from murmur.env_service.sources.source import Source
 from murmur.shared.config import Section
 
-LARGEST = 512  # pixels a side
+_LARGEST = 512  # pixels a side
 
 
 class Config(Section):
@@ -31,8 +31,8 @@ class Config(Section):
     @field_validator("size")
     @classmethod
     def _is_drawn(cls, size: int | tuple[int, int]) -> int | tuple[int, int]:
-        if max(height_and_width(size)) > LARGEST:
-            raise ValueError(f"size {size}: portraits are drawn at up to {LARGEST}")
+        if max(height_and_width(size)) > _LARGEST:
+            raise ValueError(f"size {size}: portraits are drawn at up to {_LARGEST}")
         return size
 
 
@@ -40,4 +40,7 @@ def build(config: Config) -> Source:
     """Make the source."""
     from murmur.env_service.sources.faces.generator import Faces  # which needs OpenCV
 
-    return Faces(config)
+    size = height_and_width(config.size)
+    # Twice the size, for smooth edges, up to the largest.
+    drawn = min(_LARGEST, 2 * max(size))
+    return Faces(config.seed, size, (config.train, config.valid), drawn)
