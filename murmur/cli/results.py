@@ -79,6 +79,8 @@ def evaluate(
     """
     stdout = reserve_stdout() if str(json_file) == "-" else None
     console = Console(stderr=stdout is not None)
+    if baseline and learner:
+        raise ConfigError("--baseline and --learner: give one of them")
     run = None if baseline or learner else find_run(target, config)
     if run is not None and run.config().supervised:
         record = _evaluate_masks(run, checkpoint, folder, out, console)

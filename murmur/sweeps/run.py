@@ -202,7 +202,8 @@ class Scheduler:
             capacity: resources that the runs may use.
             view: view that shows the runs at work, and lines about events of runs.
         """
-        self._sweep, self._capacity, self._view = sweep, capacity, view
+        self._sweep, self._view = sweep, view
+        self._capacity = capacity
         self._active: list[Active] = []
         begun = [run for run in sweep.runs if run.state in ("running", "stopped")]
         others = [run for run in sweep.runs if run.state in ("waiting", "failed")]

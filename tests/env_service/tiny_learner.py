@@ -102,7 +102,7 @@ class TinyLearner:
             await self._stop.wait()
 
     def _door(self, session: Session) -> Status | None:
-        if session.hello is None:
+        if session.problem:
             return grpc.StatusCode.FAILED_PRECONDITION, session.problem
         recorded = Recorded(session.hello)
         self.sessions.append(recorded)

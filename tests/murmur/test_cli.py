@@ -380,6 +380,15 @@ def test_evaluate_a_baseline_writes_json(
     assert len(record["mean_curves"]["return"]) == 8  # rows of seven steps
 
 
+def test_evaluate_measures_one_policy_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--baseline", "random", "--learner", "127.0.0.1:1", "--config", "spread"]
+    code, out, err = murmur(monkeypatch, capsys, "evaluate", *arguments)
+    assert (code, out) == (2, "")
+    assert "--baseline and --learner: give one of them" in err
+
+
 def test_evaluate_says_at_once_which_learner_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,10 +9,9 @@ from murmur.env_service.sources.decode import planes, resize
 from murmur.env_service.sources.faces.camera import middle, take_picture
 from murmur.env_service.sources.faces.canvas import Canvas
 from murmur.env_service.sources.faces.classes import CLASSES, FLIP_PAIRS
-from murmur.env_service.sources.faces.config import LARGEST, Config
 from murmur.env_service.sources.faces.portrait import draw_portrait
 from murmur.env_service.sources.faces.textures import make_textures
-from murmur.env_service.sources.size import height_and_width, sample_arrays
+from murmur.env_service.sources.size import sample_arrays
 from murmur.shared.wire.samples import SPLITS, SampleSpec
 from murmur.shared.wire.timestep import Array
 
@@ -23,19 +22,25 @@ _VERSIONS = {True: 1, False: 2}
 class Faces:
     """A source of drawn portraits and their masks."""
 
-    def __init__(self, config: Config) -> None:
-        """Prepare textures."""
+    def __init__(
+        self, seed: int, size: tuple[int, int], sizes: tuple[int, int], drawn: int
+    ) -> None:
+        """Prepare textures.
+
+        Args:
+            seed: seed of all portraits.
+            size: (height, width) of the images.
+            sizes: numbers of training and validation samples.
+            drawn: side of the square canvas that portraits are drawn on, pixels.
+        """
         cv2.setNumThreads(1)  # workers share the cores
-        self._seed, self._size = config.seed, height_and_width(config.size)
-        # Twice the size, for smooth edges, up to the largest.
-        self._drawn = min(LARGEST, 2 * max(self._size))
-        self._textures = make_textures(self._drawn)
-        version = _VERSIONS[self._size[0] == self._size[1]]
-        options = (version, config.seed, self._size, config.train, config.valid)
+        self._seed, self._size = seed, size
+        self._drawn, self._textures = drawn, make_textures(drawn)
+        options = (_VERSIONS[size[0] == size[1]], seed, size, *sizes)
         self.spec = SampleSpec(
             name="faces",
-            arrays=sample_arrays(self._size),
-            sizes=(config.train, config.valid),
+            arrays=sample_arrays(size),
+            sizes=sizes,
             digest=hashlib.sha256(repr(options).encode()).hexdigest(),
             classes=CLASSES,
             flip_pairs=FLIP_PAIRS,

@@ -94,6 +94,17 @@ def whole_state(page: LivePage) -> dict[str, Any]:
     return answer
 
 
+def test_a_configuration_that_cannot_be_read_yet_is_read_later(run: RunFolder) -> None:
+    file = run.path / "config.yaml"
+    text, shown = file.read_text(), view.RunView(run)
+    file.write_text("environment: {")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"config\.yaml"):
+            shown.state()
+    file.write_text(text)
+    assert shown.state()["state"]
+
+
 def test_page_is_whole_without_another_host(page: LivePage) -> None:
     for path, kind in (
         ("/", "text/html"),
