@@ -360,7 +360,9 @@ class ObservationCodec:
         self._layout = timestep_layout(spec, num_envs)
         self._frames = part_frames(self._layout.num_bytes)
         self.num_parts = len(self._frames)
-        self._part = self._filled = self._sequence = 0  # of the observation that arrives in parts
+        # Of the observation that arrives in parts: the next part, bytes so far, and its number.
+        self._part = self._filled = 0
+        self._sequence = 0
 
     def messages(self, sequence: int, timestep: TimeStep) -> list[bytes]:
         """Encode a time step as messages, in order.
