@@ -98,14 +98,14 @@ class Mixer(nn.Module):
         self.first_weight = nn.Linear(state_size, num_agents * hidden)
         self.first_bias = nn.Linear(state_size, hidden)
         self.second_weight = nn.Linear(state_size, hidden)
-        layers = nn.Linear(state_size, hidden), nn.ReLU(), nn.Linear(hidden, 1)
-        self.second_bias = nn.Sequential(*layers)
+        first, last = nn.Linear(state_size, hidden), nn.Linear(hidden, 1)
+        self.second_bias = nn.Sequential(first, nn.ReLU(), last)
         with torch.no_grad():
             for layer in (self.first_weight, self.second_weight):
                 layer.weight.mul_(_FIRST_SHARE)
                 layer.bias.fill_(hidden**-0.5)
             self.first_bias.weight.mul_(_FIRST_SHARE)
-            layers[-1].weight.mul_(_FIRST_SHARE)
+            last.weight.mul_(_FIRST_SHARE)
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
         """[B, A] values of the actions taken and [B, S] state -> [B, 1]."""
