@@ -303,8 +303,9 @@ class LearnerMetrics(Collector):
             found["device_work_seconds"] = {(kind,): seconds for kind, seconds in kinds.items()}
             found["device_beside_seconds"] = {(): self.clock.beside()}
         of_gpu: dict[str, dict[tuple[str, ...], float]] = {}
-        for figure in [*self.gpu.read(), *self.gpu.read_pcie()] if self.gpu else ():
-            of_gpu.setdefault(figure.metric, {})[figure.labels] = figure.value
+        if self.gpu is not None:
+            for (metric, *labels), value in (self.gpu.read() | self.gpu.read_pcie()).items():
+                of_gpu.setdefault(metric, {})[tuple(labels)] = value
         return found | of_gpu
 
     def _get(
