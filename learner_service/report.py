@@ -368,8 +368,8 @@ class Report:
         self._update_times = (0, 0.0)
         figures = {
             "memory_bytes": float(self._memory()),
-            "copied_to_device_bytes": float(m.copied.to_device),
-            "copied_to_host_bytes": float(m.copied.to_host),
+            "copied_to_device_bytes": float(m.copied["to_device"]),
+            "copied_to_host_bytes": float(m.copied["to_host"]),
             **{
                 name: float(sum(of.values()))
                 for name, of in m.graph_calls().items()

@@ -15,7 +15,6 @@ from murmur.learner_service.layers.building import build_network, resolve_networ
 from murmur.learner_service.layers.inputs import InputShape
 from murmur.learner_service.learning.base import Algorithm, Policy
 from murmur.learner_service.storage.rollout import RolloutStorage
-from murmur.learner_service.storage.storage import DTYPES
 from murmur.learner_service.tuning.probe import Probe, make_up
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
@@ -180,7 +179,7 @@ def _assert_acts(policy: Policy, algorithm: Algorithm[Any], spec: EnvSpec) -> No
     acted = policy.act(observation, generator, _memory(algorithm, spec))
     action = acted["action"]
     factors, (dtype, of_agent) = action_factors(spec.action), action_layout(spec.action)
-    wanted, shape = DTYPES[dtype.name], (_ROWS, spec.num_agents, *of_agent)
+    wanted, shape = getattr(torch, dtype.name), (_ROWS, spec.num_agents, *of_agent)
     got = action.dtype, tuple(action.shape)
     assert got == (wanted, shape), f"act returns actions {got}, not {(wanted, shape)}"
     if not of_agent:

@@ -153,13 +153,10 @@ def check_classes(
     Raises:
         BrokenSample: if there is such an index, with reason "class_range", naming the smallest.
     """
-    count = len(spec.classes)
-    if int(mask.max(initial=0)) < count:
-        return
-    beyond = mask[(mask >= count) & (mask != spec.ignore_index)]
-    if beyond.size:
+    if (strays := spec.stray_pixels(mask)).size:
+        count = len(spec.classes)
         raise BrokenSample(
             "class_range",
-            f"{where} has class {int(beyond.min())} in {beyond.size} pixels; there are {count} "
+            f"{where} has class {int(strays.min())} in {strays.size} pixels; there are {count} "
             f"classes, 0 to {count - 1}, and {spec.ignore_index} is ignored{advice}",
         )

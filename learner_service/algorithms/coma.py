@@ -137,8 +137,8 @@ class Coma(GraphedAlgorithm):
         self.target = target_of(self.critic)
         self._actor_optimizer = self._adam(self.actor, c.actor_lr)
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
-        falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
-        self._exploration = Exploration(*falls, k).to(self._device)
+        exploration = Exploration(c.epsilon_start, c.epsilon_end, c.epsilon_env_steps, k)
+        self._exploration = exploration.to(self._device)
         unused = () if c.advantage == "return" else ("target",)
         self._unused = {"critic": _OF_ACTOR, "actor": unused}
         self._columns = ("target", "inverse") if c.clip_ratio else ("target",)

@@ -28,9 +28,9 @@ from typing_extensions import override
 from murmur.learner_service.layers.building import weight_slices
 from murmur.learner_service.layers.casting import frozen
 from murmur.learner_service.layers.distributions import (
-    ILLEGAL,
     ActionDistribution,
     explore,
+    legal_alone,
     one_hot,
     sample,
 )
@@ -131,8 +131,7 @@ def gumbel_softmax(
     Returns:
         [..., K], exactly zero and without gradient where illegal.
     """
-    if mask is not None:
-        logits = logits.masked_fill(mask == 0, ILLEGAL)
+    logits = legal_alone(logits, mask)
     clock = torch.empty_like(logits).exponential_(generator=generator)
     gumbel = -clock.clamp_min(1e-30).log()  # a clock of exactly zero would make it infinite
     soft = ((logits + gumbel) / temperature).softmax(-1)
@@ -241,9 +240,7 @@ class MaddpgPolicy(SnapshotPolicy):
         epsilon = self.exploration[0]
         if not self._actions.discrete:
             return Noisy(out.tanh(), self.exploration[1], epsilon)
-        if mask is not None:
-            out = out.masked_fill(mask == 0, ILLEGAL)
-        return ExploringSoftmax(out, mask, epsilon, self._even)
+        return ExploringSoftmax(legal_alone(out, mask), mask, epsilon, self._even)
 
     @override
     def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
@@ -417,8 +414,7 @@ class Maddpg(OffPolicyAlgorithm):
         self, joint: Inputs, out: Tensor, obs: Mapping[str, Tensor], state: RecurrentState | None
     ) -> Tensor:
         """Return the mean of the first critics' values, sum_k pi(k) Q(x, k); [B, A]."""
-        mask = obs.get(ACTION_MASK)
-        logits = out if mask is None else out.masked_fill(mask == 0, ILLEGAL)
+        logits = legal_alone(out, obs.get(ACTION_MASK))
         with torch.no_grad():
             values = [
                 self._q(self.critic, with_action(joint, own.expand_as(out)), state)[..., 0]

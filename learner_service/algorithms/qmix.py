@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from murmur.learner_service.layers.distributions import ILLEGAL
+from murmur.learner_service.layers.distributions import legal_alone
 from murmur.learner_service.layers.duplex import DuplexMixer
 from murmur.learner_service.layers.inputs import StateInputs
 from murmur.learner_service.learning import options
@@ -98,14 +98,14 @@ class Mixer(nn.Module):
         self.first_weight = nn.Linear(state_size, num_agents * hidden)
         self.first_bias = nn.Linear(state_size, hidden)
         self.second_weight = nn.Linear(state_size, hidden)
-        layers = nn.Linear(state_size, hidden), nn.ReLU(), nn.Linear(hidden, 1)
-        self.second_bias = nn.Sequential(*layers)
+        first, last = nn.Linear(state_size, hidden), nn.Linear(hidden, 1)
+        self.second_bias = nn.Sequential(first, nn.ReLU(), last)
         with torch.no_grad():
             for layer in (self.first_weight, self.second_weight):
                 layer.weight.mul_(_FIRST_SHARE)
                 layer.bias.fill_(hidden**-0.5)
             self.first_bias.weight.mul_(_FIRST_SHARE)
-            layers[-1].weight.mul_(_FIRST_SHARE)
+            last.weight.mul_(_FIRST_SHARE)
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
         """[B, A] values of the actions taken and [B, S] state -> [B, 1]."""
@@ -133,17 +133,12 @@ class Values(nn.Module):
         self.register_buffer("rewards", torch.zeros(2))
 
 
-def legal_values(q: Tensor, mask: Tensor | None) -> Tensor:
-    """[B, A, K] values with those of illegal actions below all others."""
-    return q if mask is None else q.masked_fill(mask == 0, ILLEGAL)
-
-
 class QmixPolicy(SnapshotPolicy):
     """The agents' networks and epsilon, frozen."""
 
     @override
     def distribution(self, out: Tensor, mask: Tensor | None) -> EpsilonGreedy:
-        return EpsilonGreedy(legal_values(out, mask), mask, self.exploration[0])
+        return EpsilonGreedy(legal_alone(out, mask), mask, self.exploration[0])
 
 
 class Qmix(OffPolicyAlgorithm):
@@ -253,7 +248,7 @@ class Qmix(OffPolicyAlgorithm):
         """
         next_obs, reward = observed(rows, NEXT), rows["reward"]
         # 2. y = r + gamma Q_tot'(s', argmax_u Q(o', u)), no further than rewards reach.
-        best = legal_values(next_chooser, next_obs.get(ACTION_MASK)).argmax(-1)
+        best = legal_alone(next_chooser, next_obs.get(ACTION_MASK)).argmax(-1)
         value = self._mix(self.target, next_value, best, alive_mask(next_obs), next_obs)
         if self._team:
             reward = reward.sum(1, keepdim=True)
@@ -299,7 +294,7 @@ class Qmix(OffPolicyAlgorithm):
         """
         taken = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)  # [B, A]
         if isinstance(values.mixer, DuplexMixer):
-            best = legal_values(q, obs.get(ACTION_MASK)).amax(-1)
+            best = legal_alone(q, obs.get(ACTION_MASK)).amax(-1)
             duplex: Tensor = values.mixer(taken, best, action, alive, self._state(obs))
             return duplex
         taken = of_alive(taken, alive)

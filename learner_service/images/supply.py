@@ -8,10 +8,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
-from numpy.typing import NDArray
 
 from murmur.learner_service.serving.admission import Admission, Admitted, Context, Refused
 from murmur.learner_service.storage.samples import SampleStore
@@ -314,26 +312,14 @@ class _Session:
         if answer is None:
             return
         arrays, broken = answer
-        if MASK in arrays:
-            _check_classes(self.store.spec, grant, arrays[MASK])
+        spec = self.store.spec
+        # On a GPU an index that is no class would end the process.
+        if MASK in arrays and (strays := spec.stray_pixels(arrays[MASK])).size:
+            raise WireError(
+                f"a mask of grant {grant.sequence} holds class {int(strays.min())}; there are "
+                f"{len(spec.classes)} classes, and {spec.ignore_index} is ignored"
+            )
         self.stream.messages += 1
         self.open.popleft()
         self._owed -= len(grant.indices)
         self.desk.keep(self.store, grant, arrays, broken)
-
-
-def _check_classes(spec: SampleSpec, grant: Grant, mask: NDArray[Any]) -> None:
-    """Refuse a mask with an index that is no class: on a GPU it would end the process.
-
-    Raises:
-        WireError: naming the index.
-    """
-    count = len(spec.classes)
-    if int(mask.max()) < count:
-        return
-    beyond = mask[(mask >= count) & (mask != spec.ignore_index)]
-    if beyond.size:
-        raise WireError(
-            f"a mask of grant {grant.sequence} holds class {int(beyond.min())}; there are {count} "
-            f"classes, and {spec.ignore_index} is ignored"
-        )

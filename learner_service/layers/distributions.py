@@ -104,8 +104,10 @@ class ActionDistribution(ABC):
         return {}
 
 
-def legal_alone(logits: Tensor, mask: Tensor, illegal: Tensor | None) -> Tensor:
-    """Replace logits of illegal alternatives by ILLEGAL; arguments are those of Categorical."""
+def legal_alone(logits: Tensor, mask: Tensor | None, illegal: Tensor | None = None) -> Tensor:
+    """Replace logits or values of illegal actions by ILLEGAL; arguments are Categorical's."""
+    if mask is None:
+        return logits
     if illegal is not None:
         return torch.where(mask.view(torch.bool), logits, illegal)
     return logits.masked_fill(mask == 0, ILLEGAL)
@@ -122,9 +124,8 @@ class Categorical(ActionDistribution):
             mask: [..., K] 1 = legal, or None if all are.
             illegal: scalar ILLEGAL, if there is one already; the mask is then of bytes 0 and 1.
         """
-        self._outputs = logits = logits.float()
-        if mask is not None:
-            logits = legal_alone(logits, mask, illegal)
+        self._outputs = logits.float()
+        logits = legal_alone(self._outputs, mask, illegal)
         self._log_pi = over_actions(torch.log_softmax, logits)
 
     @property
@@ -317,9 +318,7 @@ class CompositeDistribution(ActionDistribution):
         self._parts: tuple[Tensor, Tensor, Tensor] | None = None  # action, its choices, numbers
         self._choices = None
         if self._num_choices:
-            logits = logits.float()
-            if mask is not None:
-                logits = legal_alone(logits, mask, illegal)
+            logits = legal_alone(logits.float(), mask, illegal)
             self._choices = Categorical(choices.rows(logits), None)
 
     def _joined(self, choices: Tensor | None, numbers: Tensor | None) -> Tensor:

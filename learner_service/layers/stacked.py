@@ -146,8 +146,8 @@ class StackedLinear(nn.Module):
             # On a CPU a batch of matrices one column wide takes seven times as long.
             out = (stacked * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
         elif narrow:
-            columns = weight.transpose(1, 2).contiguous(), stacked.transpose(1, 2)
-            out = torch.baddbmm(bias.transpose(1, 2), *columns).transpose(1, 2).contiguous()
+            bias, weight = bias.transpose(1, 2), weight.transpose(1, 2).contiguous()
+            out = torch.baddbmm(bias, weight, stacked.transpose(1, 2)).transpose(1, 2).contiguous()
         else:
             out = torch.baddbmm(bias, stacked, weight)
         if x.dim() == 2:
@@ -276,11 +276,11 @@ class StackedConv2d(nn.Conv2d):
     def _grouped(self, x: Tensor, bias: Tensor) -> Tensor:
         """Convolve by one kernel for all agents, each with the weights of its slice."""
         weight = per_agent(self.weight.view(self.groups, -1, *self.weight.shape[1:]), self._slices)
-        bias = per_agent(bias.view(self.groups, -1), self._slices)
+        bias = per_agent(bias.view(self.groups, -1), self._slices).flatten()
         agents = len(weight)
         joint = x.reshape(-1, agents * x.shape[1], *x.shape[2:])
-        flat = weight.flatten(0, 1), bias.flatten()
-        out = F.conv2d(joint, *flat, self.stride, self.padding, groups=agents)
+        weight = weight.flatten(0, 1)
+        out = F.conv2d(joint, weight, bias, self.stride, self.padding, groups=agents)
         return out.reshape(x.shape[0], -1, *out.shape[2:])
 
 

@@ -206,8 +206,8 @@ class ActorCritic(Algorithm[B], Generic[B]):
 
     @override
     def make_policy(self) -> SnapshotPolicy:
-        how = self._actor_inputs, self._spec, self._precision, self._explores_by
-        return self.POLICY(self._acts, *how)
+        inputs, explores_by = self._actor_inputs, self._explores_by
+        return self.POLICY(self._acts, inputs, self._spec, self._precision, explores_by)
 
     @torch.no_grad()
     @override

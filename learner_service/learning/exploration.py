@@ -10,6 +10,7 @@ from murmur.learner_service.layers.distributions import (
     ILLEGAL,
     ActionDistribution,
     explore,
+    legal_alone,
     one_hot,
     over_actions,
     sample,
@@ -29,9 +30,8 @@ def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | 
     Returns:
         [..., K] probabilities, exactly zero where illegal.
     """
-    if mask is not None:
-        logits = logits.masked_fill(mask == 0, ILLEGAL)
-    return explore(over_actions(torch.softmax, logits), mask, epsilon)
+    pi = over_actions(torch.softmax, legal_alone(logits, mask))
+    return explore(pi, mask, epsilon)
 
 
 @dataclass

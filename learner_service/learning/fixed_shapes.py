@@ -570,9 +570,8 @@ class FixedShapes:
             begins = first[:, 0].view(number, length, -1).transpose(0, 1).flatten(1) > 0
             state = RecurrentState(memory, begins)
         rates = algorithm._schedule.rates(counts)
-        states = _both(state)
         return Pass(
-            number, actor, critic, found, share, -share, counts, sharing, *states, rates=rates
+            number, actor, critic, found, share, -share, counts, sharing, *_both(state), rates=rates
         )
 
 

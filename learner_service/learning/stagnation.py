@@ -451,8 +451,7 @@ def _changed(e: Evidence) -> bool:
 
 def _explores_by(e: Evidence) -> str:
     """Return the key by which the algorithm explores; "" if it has none of those known."""
-    names = ("entropy_weight", "epsilon_env_steps", "target_entropy", "noise_end")
-    return e.option(*names)
+    return e.option("entropy_weight", "epsilon_env_steps", "target_entropy", "noise_end")
 
 
 def _usual(e: Evidence) -> Iterator[Cause]:

@@ -28,8 +28,7 @@ from murmur.learner_service.device.readback import Readback
 from murmur.learner_service.device.streams import Fence
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.serving.requests import EnvSession
-from murmur.learner_service.storage.storage import DTYPES, Record, Unroll, UnrollStorage
-from murmur.learner_service.telemetry.copied import Copied
+from murmur.learner_service.storage.storage import Record, Unroll, UnrollStorage
 from murmur.shared.process.process import logger
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK
@@ -304,7 +303,8 @@ class HostStaging(Staging):
             key = name, first.shape[1:]
             known = self._gathered.get(key)
             if known is None or len(known[0]) < total:
-                tensor = torch.empty((total, *first.shape[1:]), dtype=DTYPES[first.dtype.name])
+                dtype = getattr(torch, first.dtype.name)
+                tensor = torch.empty((total, *first.shape[1:]), dtype=dtype)
                 known = self._gathered[key] = tensor, tensor.numpy()
             tensor, array = known
             np.concatenate([row.observation[name] for row in rows], out=array[:total])
@@ -372,12 +372,12 @@ class PackedStaging(Staging):
 
     Attributes:
         storage: storage of the rows.
-        copied: counters of bytes to the device and back.
+        copied: bytes copied so far, by direction; see LearnerMetrics.
         most_rows: rows of the largest batch that is expected.
     """
 
     storage: UnrollStorage[Any]
-    copied: Copied
+    copied: dict[str, int]
     most_rows: int
 
     def __post_init__(self) -> None:
@@ -538,7 +538,7 @@ class PackedStaging(Staging):
             for name in rows[0].observation
         }
         step_type = np.concatenate([row.step_type for row in rows])
-        self.copied.to_device += step_type.nbytes + sum(x.nbytes for x in arrays.values())
+        self.copied["to_device"] += step_type.nbytes + sum(x.nbytes for x in arrays.values())
         observation = {name: torch.from_numpy(x).to(self._device) for name, x in arrays.items()}
         return observation, torch.from_numpy(step_type).to(self._device)
 
@@ -550,7 +550,7 @@ class PackedStaging(Staging):
     def _return(self, back: Readback, action: Tensor) -> None:
         """Copy actions to the host behind what the device has to do."""
         back.send(action)
-        self.copied.to_host += action.nbytes
+        self.copied["to_host"] += action.nbytes
 
     def _arrived(self, back: Readback) -> Array:
         """Wait for actions, and so for all that was sent before them."""
@@ -584,7 +584,7 @@ class PackedStaging(Staging):
             on_device = own.to(self._device, non_blocking=True)
         buffer.copied.mark()
         buffer.busy = True
-        self.copied.to_device += num_bytes
+        self.copied["to_device"] += num_bytes
         return Packet(on_device, self._record, size)
 
     def _free_buffer(self, num_rows: int) -> _Buffer:
@@ -641,7 +641,7 @@ def make_staging(
     memory_size: int,
     generator: torch.Generator,
     graphs: Graphs,
-    copied: Copied,
+    copied: dict[str, int],
     most_rows: int = 0,
 ) -> Staging:
     """Return the staging for the storage's device.
@@ -651,7 +651,7 @@ def make_staging(
         memory_size: numbers that an agent's policy remembers, Z; 0: none.
         generator: randomness of exploration.
         graphs: CUDA graphs of the inference thread.
-        copied: counters of bytes to the device and back.
+        copied: bytes copied so far, by direction; see LearnerMetrics.
         most_rows: rows of the largest batch that is expected.
     """
     agents, device = storage.spec.num_agents, storage.device

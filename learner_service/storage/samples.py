@@ -9,15 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from murmur.learner_service.device.streams import Fence, stream_lock
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.epochs import TRAIN, VALID, Epochs, merged_states
-from murmur.learner_service.storage.storage import DTYPES, Batch, SavedPart, Storage
-from murmur.learner_service.telemetry.copied import Copied
+from murmur.learner_service.storage.storage import Batch, SavedPart, Storage
 from murmur.shared.config.class_census import ClassCensus
 from murmur.shared.process.errors import SpecError
 from murmur.shared.process.files import size_text
@@ -125,7 +123,7 @@ class SampleStore(Storage[SampleBatch]):
         seed: int,
         choice: CacheChoice,
         device: torch.device,
-        copied: Copied,
+        copied: dict[str, int],
         *,
         ordered: bool,
         group: Group = ALONE,
@@ -138,7 +136,7 @@ class SampleStore(Storage[SampleBatch]):
             seed: seed of the shuffles.
             choice: place of the samples.
             device: device of the memory.
-            copied: counts bytes that go to the device.
+            copied: bytes copied so far, by direction; see LearnerMetrics.
             ordered: order of batches, as in Epochs.
             group: group of learners, each of which has a share of the samples.
         """
@@ -154,7 +152,7 @@ class SampleStore(Storage[SampleBatch]):
         counts = (choice.places or -(-spec.size("train") // size), -(-spec.size("valid") // size))
         self._memory = [
             {
-                a.name: torch.empty((count, *a.shape), dtype=DTYPES[a.dtype], device=device)
+                a.name: torch.empty((count, *a.shape), dtype=getattr(torch, a.dtype), device=device)
                 for a in spec.arrays
             }
             for count in counts
@@ -224,7 +222,7 @@ class SampleStore(Storage[SampleBatch]):
                 memory = self._memory[split][name]
                 for row, place in enumerate(places):
                     memory[place].copy_(rows_there[row], non_blocking=True)
-                self._copied.to_device += rows_there.nbytes
+                self._copied["to_device"] += rows_there.nbytes
             buffer.copied.mark()
 
     # --- the learner thread
@@ -272,7 +270,7 @@ class SampleStore(Storage[SampleBatch]):
     def _empty(self) -> SampleBatch:
         """A batch of no sample: one image whose every pixel is ignored stands in."""
         arrays = {
-            a.name: torch.zeros((1, *a.shape), dtype=DTYPES[a.dtype], device=self.device)
+            a.name: torch.zeros((1, *a.shape), dtype=getattr(torch, a.dtype), device=self.device)
             for a in self.spec.arrays
         }
         arrays[MASK].fill_(self.spec.ignore_index)
@@ -380,7 +378,7 @@ class _Pinned:
         for name, array in arrays.items():
             known = self._tensors.get(name)
             if known is None or len(known) < len(array):
-                dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+                dtype = getattr(torch, array.dtype.name)
                 known = torch.empty(array.shape, dtype=dtype, pin_memory=True)
                 self._tensors[name] = known
             known.numpy()[: len(array)] = array

@@ -33,12 +33,6 @@ from murmur.shared.wire.spec import ACTION_MASK, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType
 
 NEXT = "next/"  # prefix of the arrays of row t + k, of transitions
-DTYPES = {
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}  # of arrays on the wire, by name
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 # What an ABORTED time step holds, as it comes over the wire; else 0.
 _FILLED_WITH = {"step_type": _ABORTED, "discount": 1, OBSERVATION + ACTION_MASK: 1}
@@ -56,7 +50,7 @@ def time_step_layout(
     Observations carry the prefix OBSERVATION; everything is in wire dtype.
     """
     given = array_layout(spec).items()
-    layout = {name: (shape, DTYPES[dtype.name]) for name, (dtype, shape) in given}
+    layout = {name: (shape, getattr(torch, dtype.name)) for name, (dtype, shape) in given}
     for name, extra in extras.items():
         layout[name] = (spec.num_agents, *extra), torch.float32
     return layout

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from murmur.shared.process.nvml import cuda_version
 
@@ -19,18 +20,10 @@ _LIMITS = {
 }
 
 
-class Figure(NamedTuple):
-    """One figure of the GPU.
-
-    Attributes:
-        metric: its name in metrics.METRICS.
-        value: number in the unit that the metric's name says.
-        labels: values of the metric's labels.
-    """
-
-    metric: str
-    value: float
-    labels: tuple[str, ...] = ()
+# By the metric's name in metrics.METRICS and the values of its labels: number in its unit.
+Figures = dict[tuple[str, ...], float]
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
 
 
 class Gpu:
@@ -67,13 +60,13 @@ class Gpu:
         except self._nvml.NVMLError_NotFound:  # a part of one
             return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
-    def read(self) -> list[Figure]:
+    def read(self) -> Figures:
         """The figures that this GPU and driver support; takes about a millisecond."""
         if self.trouble:
-            return []
+            return {}
         n, gpu = self._nvml, self._handle
         clock, highest = n.nvmlDeviceGetClockInfo, n.nvmlDeviceGetMaxClockInfo
-        # By metric and labels; NVML counts percent, milliwatts and MHz.
+        # NVML counts percent, milliwatts and MHz.
         asked: dict[tuple[str, ...], Callable[[], float]] = {
             ("gpu_utilization_ratio",): lambda: n.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
             ("gpu_memory_utilization_ratio",): lambda: (
@@ -91,8 +84,7 @@ class Gpu:
             ("gpu_clock_hertz", "memory"): lambda: clock(gpu, n.NVML_CLOCK_MEM) * 1e6,
             ("gpu_clock_max_hertz", "memory"): lambda: highest(gpu, n.NVML_CLOCK_MEM) * 1e6,
         }
-        found = [f for (metric, *of), ask in asked.items() for f in self._ask(metric, ask, *of)]
-        return [*found, *self._limits()]
+        return self._answers(asked) | self._limits()
 
     def recent(self, max_age_s: float) -> dict[str, float]:
         """`read` by name (see `by_name`), not asked again for a while; for one thread."""
@@ -101,20 +93,21 @@ class Gpu:
             self._asked_at, self._recent = now, by_name(self.read())
         return self._recent
 
-    def read_pcie(self) -> list[Figure]:
+    def read_pcie(self) -> Figures:
         """Bytes a second over PCIe, averaged over 20 ms; takes these 20 ms for each direction."""
         if self.trouble:
-            return []
+            return {}
         n, gpu = self._nvml, self._handle
 
         def bytes_per_second(counter: int) -> float:  # NVML counts KiB a second
             return float(n.nvmlDeviceGetPcieThroughput(gpu, counter)) * 1024
 
         metric = "gpu_pcie_bytes_per_second"
-        return [
-            *self._ask(metric, lambda: bytes_per_second(n.NVML_PCIE_UTIL_RX_BYTES), "to_device"),
-            *self._ask(metric, lambda: bytes_per_second(n.NVML_PCIE_UTIL_TX_BYTES), "to_host"),
-        ]
+        asked: dict[tuple[str, ...], Callable[[], float]] = {
+            (metric, "to_device"): lambda: bytes_per_second(n.NVML_PCIE_UTIL_RX_BYTES),
+            (metric, "to_host"): lambda: bytes_per_second(n.NVML_PCIE_UTIL_TX_BYTES),
+        }
+        return self._answers(asked)
 
     def describe(self) -> dict[str, str]:
         """Name, driver, CUDA version of the driver and memory, as far as NVML gives them."""
@@ -127,13 +120,7 @@ class Gpu:
             "driver_cuda": lambda: cuda_version(n.nvmlSystemGetCudaDriverVersion_v2()),
             "memory": lambda: f"{n.nvmlDeviceGetMemoryInfo(gpu).total / 2**30:.1f} GiB",
         }
-        known = {}
-        for name, ask in asked.items():
-            try:
-                known[name] = ask()
-            except n.NVMLError:
-                continue
-        return known
+        return self._answers(asked)
 
     def _reasons(self) -> int:
         """Bits of the reasons for the present clocks."""
@@ -143,25 +130,26 @@ class Gpu:
         except (AttributeError, n.NVMLError):  # the name before driver 535 and nvidia-ml-py 12.535
             return int(n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
 
-    def _limits(self) -> list[Figure]:
+    def _limits(self) -> Figures:
         """Whether each limit keeps the clocks down."""
         try:
             reasons = self._reasons()
         except self._nvml.NVMLError:
-            return []
-        return [
-            Figure("gpu_throttled", float(bool(reasons & getattr(self._nvml, constant))), (label,))
+            return {}
+        return {
+            ("gpu_throttled", label): float(bool(reasons & getattr(self._nvml, constant)))
             for label, constant in _LIMITS.items()
-        ]
+        }
 
-    def _ask(self, metric: str, ask: Callable[[], float], *labels: str) -> list[Figure]:
-        """Return a figure; none if unsupported, or while the driver is being restarted."""
-        try:
-            return [Figure(metric, float(ask()), labels)]
-        except self._nvml.NVMLError:
-            return []
+    def _answers(self, asked: Mapping[Key, Callable[[], Answer]]) -> dict[Key, Answer]:
+        """Ask; leave out what is unsupported, or unknown while the driver is being restarted."""
+        found = {}
+        for name, ask in asked.items():
+            with suppress(self._nvml.NVMLError):
+                found[name] = ask()
+        return found
 
 
-def by_name(figures: list[Figure]) -> dict[str, float]:
+def by_name(figures: Figures) -> dict[str, float]:
     """Figures by one name each, labels joined to it, without the prefix `gpu_`."""
-    return {"_".join((f.metric, *f.labels)).removeprefix("gpu_"): f.value for f in figures}
+    return {"_".join(name).removeprefix("gpu_"): float(x) for name, x in figures.items()}

@@ -13,7 +13,6 @@ from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from murmur.learner_service.telemetry.copied import Copied
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.gpu import Gpu
 from murmur.learner_service.telemetry.metric_table import KEPT, OBSERVED
@@ -140,7 +139,8 @@ class LearnerMetrics(Collector):
     Attributes:
         clock: tells how long the device worked.
         gpu: source of the GPU's figures; None: there is no GPU.
-        copied: bytes between host and device; counted by the inference thread.
+        copied: bytes that acting and evaluations copy between host and device: observations
+            and rewards "to_device", actions "to_host"; counted by the inference thread.
         log: counts of data that trackers did not get; None: this process writes no log.
         notices: settings that sessions said they change, ignore or guess.
     """
@@ -170,7 +170,7 @@ class LearnerMetrics(Collector):
             self._by_name[m.name] = made
         self.clock: DeviceClock | None = None
         self.gpu: Gpu | None = None
-        self.copied = Copied()
+        self.copied = {"to_device": 0, "to_host": 0}
         self.log: Counted | None = None
         self.notices = NoticeLog(lambda kind: self.counter("notices", kind=kind).inc())
         self._ledgers: list[Ledger] = []
@@ -295,10 +295,7 @@ class LearnerMetrics(Collector):
             "thread_cpu_wait_seconds": {(t,): s for t, s in self.cpu_wait_seconds().items()},
             "machine_busy_seconds": {(): machine_busy_seconds()},
             "machine_cores": {(): available_cores()},
-            "device_copied_bytes": {
-                ("to_device",): self.copied.to_device,
-                ("to_host",): self.copied.to_host,
-            },
+            "device_copied_bytes": {(way,): n for way, n in self.copied.items()},
         }
         if self.clock is not None:
             busy, kinds = self.clock.seconds()
@@ -306,8 +303,9 @@ class LearnerMetrics(Collector):
             found["device_work_seconds"] = {(kind,): seconds for kind, seconds in kinds.items()}
             found["device_beside_seconds"] = {(): self.clock.beside()}
         of_gpu: dict[str, dict[tuple[str, ...], float]] = {}
-        for figure in [*self.gpu.read(), *self.gpu.read_pcie()] if self.gpu else ():
-            of_gpu.setdefault(figure.metric, {})[figure.labels] = figure.value
+        if self.gpu is not None:
+            for (metric, *labels), value in (self.gpu.read() | self.gpu.read_pcie()).items():
+                of_gpu.setdefault(metric, {})[tuple(labels)] = value
         return found | of_gpu
 
     def _get(

@@ -35,9 +35,7 @@ _RECENT_EPISODES = 100
 _UNTRAINED_EPISODES = 1000  # that are kept
 _FIRST_EPISODES = 10  # that count as untrained in any case: of few environments fewer begin so
 _RATE_OVER_S = 0.5  # a rate over less is noise
-_RATE_SPAN_S = (
-    10.0  # time that a rate is taken over: environments that wait for updates give bursts
-)
+_RATE_SPAN_S = 10.0  # that a rate is taken over: environments that wait for updates give bursts
 _FLUSH_S = 10  # how late TensorBoard shows a point
 
 

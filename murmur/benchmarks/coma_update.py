@@ -117,9 +117,8 @@ def make(precision: str, *, small: bool, group: Group = ALONE) -> coma.Coma:
         name="cnn", channels=channels, kernels=(5, 4, 4), strides=(1, 1, 1), hidden=(256,)
     )
     passes = {"batch_number": 1, "data_passes": 1} if small else {}
-    options = _OPTIONS | passes
     return coma.Coma(
-        coma.Config(**options),
+        coma.Config(**_OPTIONS | passes),
         environment.spec,
         network,
         Precision(precision, _CPU, group=group),

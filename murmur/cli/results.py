@@ -226,8 +226,8 @@ def record(
     episodes = episodes or _RECORDED
     folder = out or Path("datasets") / f"{title.replace('/', '-')}-{first_seed}"
     writer = DatasetWriter(folder, source, plain_data(settings.for_evaluation().environment))
-    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    bar = Progress("recording", *columns, console=console)
+    counter, left = MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress("recording", BarColumn(), counter, left, console=console)
     with writer, bar:
         task = bar.add_task("", total=episodes)
         recorder = TransitionRecorder(writer, lambda done: bar.update(task, completed=done))

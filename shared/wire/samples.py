@@ -3,8 +3,10 @@
 import math
 import re
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from murmur.shared.process.errors import SpecError
 from murmur.shared.rpc import ENCODING_BYTES, MAX_OBSERVATION_BYTES
@@ -80,6 +82,14 @@ class SampleSpec:
                 "hexadecimal digits of a SHA-256"
             )
         self._check_classes()
+
+    def stray_pixels(self, mask: NDArray[Any]) -> NDArray[Any]:
+        """Return the pixels of a mask that are neither a class nor ignored."""
+        count = len(self.classes)
+        if int(mask.max(initial=0)) < count:
+            return mask[:0]
+        strays: NDArray[Any] = mask[(mask >= count) & (mask != self.ignore_index)]
+        return strays
 
     def _check_classes(self) -> None:
         """Check the fields that depend on the classes.

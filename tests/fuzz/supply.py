@@ -27,7 +27,6 @@ from murmur.learner_service.images.supply import SupplyDesk
 from murmur.learner_service.serving.admission import Admission
 from murmur.learner_service.serving.server import RolloutServer
 from murmur.learner_service.storage.samples import CacheChoice, SampleStore
-from murmur.learner_service.telemetry.copied import Copied
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.progress import Progress
 from murmur.shared.config.experiment import ExperimentConfig
@@ -201,7 +200,7 @@ class Stream(Context):
 def _new_store(places: int, *, ordered: bool) -> SampleStore:
     choice = CacheChoice("stream" if places else "device", "", places)
     cpu = torch.device("cpu")
-    store = SampleStore(SOURCE.spec, _BATCH, 1, choice, cpu, Copied(), ordered=ordered)
+    store = SampleStore(SOURCE.spec, _BATCH, 1, choice, cpu, {"to_device": 0}, ordered=ordered)
     if places:
         store.on_room = _DESK.wake
     _DESK.store = store

@@ -13,7 +13,6 @@ from murmur.learner_service.context import RunContext
 from murmur.learner_service.device.streams import enter_stream
 from murmur.learner_service.images.run import SupervisedRun
 from murmur.learner_service.storage.samples import CacheChoice, SampleStore
-from murmur.learner_service.telemetry.copied import Copied
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.wire.samples import SPLITS
@@ -43,7 +42,7 @@ def send(samples: SampleStore, stop: threading.Event) -> None:
 def test_samples_are_clean_on_the_device(places: int) -> None:
     seen: list[int] = []
     with pretend_cuda(ALLOWED) as cuda:
-        device, copied = torch.device("cuda"), Copied()
+        device, copied = torch.device("cuda"), {"to_device": 0}
         choice = CacheChoice("stream" if places else "device", "", places)
         samples = SampleStore(SOURCE.spec, 4, 1, choice, device, copied, ordered=False)
         stop = threading.Event()
@@ -70,7 +69,7 @@ def test_samples_are_clean_on_the_device(places: int) -> None:
         assert torch.cat([image[:, 0, 0, 0] for image, _ in valid]).cpu().tolist() == [0, 1, 3, 4]
     assert sorted(seen) == sorted([*range(20)] * 2)
     sent = 44 if places else 24  # samples of 256 bytes
-    assert copied.to_device >= sent * 256
+    assert copied["to_device"] >= sent * 256
 
 
 def run_whole(

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from murmur.learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
-from murmur.learner_service.telemetry.copied import Copied
 from murmur.shared.process.errors import SpecError
 from murmur.shared.wire.samples import SPLITS
 from murmur.shared.wire.timestep import Array
@@ -19,7 +18,7 @@ MIB = 2**20
 def store(places: int = 0, *, ordered: bool = False) -> SampleStore:
     choice = CacheChoice("stream" if places else "device", "", places)
     cpu = torch.device("cpu")
-    return SampleStore(SPEC, 4, 1, choice, cpu, Copied(), ordered=ordered)
+    return SampleStore(SPEC, 4, 1, choice, cpu, {"to_device": 0}, ordered=ordered)
 
 
 def answer(samples: SampleStore, limit: int = 3, broken: tuple[int, ...] = ()) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from murmur.learner_service.telemetry.gpu import Figure, Gpu, by_name
+from murmur.learner_service.telemetry.gpu import Gpu, by_name
 from murmur.shared.process.nvml import cuda_version
 
 STUB = """
@@ -193,7 +193,7 @@ def test_the_gpu_and_its_driver_are_described(driver: Driver) -> None:
 
 
 def test_figures_by_one_name_each() -> None:
-    figures = [Figure("gpu_power_watts", 3.0), Figure("gpu_clock_hertz", 1.0, ("sm",))]
+    figures = {("gpu_power_watts",): 3.0, ("gpu_clock_hertz", "sm"): 1.0}
     assert by_name(figures) == {"power_watts": 3.0, "clock_hertz_sm": 1.0}
 
 
@@ -208,7 +208,7 @@ def test_recent_figures_are_asked_for_again_after_a_while(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     gpu, now, power = Gpu("abc"), 100.0, iter([300.0, 400.0])
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(gpu, "read", lambda: [Figure("gpu_power_watts", next(power))])
+    monkeypatch.setattr(gpu, "read", lambda: {("gpu_power_watts",): next(power)})
     assert gpu.recent(5.0) == {"power_watts": 300.0}
     now = 104.0
     assert gpu.recent(5.0) == {"power_watts": 300.0}
@@ -220,4 +220,4 @@ def test_without_the_library_or_the_package(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "pynvml", None)
     missing = Gpu("abc")
     assert missing.trouble == "nvidia-ml-py is not installed"
-    assert missing.read() == missing.read_pcie() == []
+    assert missing.read() == missing.read_pcie() == {}
