@@ -20,11 +20,10 @@ def keep_freed_memory() -> None:
     """Let the C library keep what is freed, in pieces up to 32 MiB, for what is allocated next.
 
     An update frees all its tensors and the next one allocates tensors of the same sizes. By itself
-    glibc gives them
-    back to the system in between, and each page that comes again costs a fault and is zeroed: 1500
-    to 4300 in an update of MASAC with eight agents. So nothing at the heap's end is given back, and
-    all threads share one heap: those that threads have are of 64 MiB at most and go as soon as
-    they are empty. `malloc_trim` still gives back all that is free.
+    glibc gives them back to the system in between, and each page that comes again costs a fault and
+    is zeroed: 1500 to 4300 in an update of MASAC with eight agents. So nothing at the heap's end is
+    given back, and all threads share one heap: those that threads have are of 64 MiB at most and go
+    as soon as they are empty. `malloc_trim` still gives back all that is free.
 
     Pieces of 32 MiB and more are mapped by themselves, as ever: in the heap they would leave gaps
     that the next ones do not fit, and a batch would take up to twice the memory. More is also

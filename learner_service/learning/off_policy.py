@@ -298,7 +298,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         self._counts["rows"], self._counts["rows_divisor"] = rows.as_integer_ratio()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state. With another rate of updates rows continue from those counted so far."""
+        """Load the state, and let exploration continue from the rows that it counts."""
         super().load_state_dict(state)
         self._anneal()
 
