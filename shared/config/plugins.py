@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
@@ -60,6 +60,10 @@ class Plugin:
     def own(self) -> bool:
         """Return whether it comes with murmur."""
         return self.module.__name__.startswith(KINDS[self.kind][0])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the plug-in itself, for copies of what holds it: modules cannot be copied."""
+        return self
 
 
 @dataclass(frozen=True)
