@@ -191,7 +191,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             largest = batch.largest_weight.clone()
             self._group.largest_([largest])
             rows["weight"] = batch.weight * (batch.largest_weight / largest)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and not self.graphs.enabled:
             self.graphs.eager_calls["update"] += 1
             scalars = self._learn(rows, **options)
             batch.td_error = scalars.pop(PRIORITY)

@@ -24,7 +24,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "vdn": ("qmix", {"mixer": "vdn"}),
     "iql": ("qmix", {"mixer": "none", **DQN}),
     "qplex": ("qmix", {"mixer": "qplex", "mixer_hidden": 64}),
-    "ddpg": ("maddpg", {**ALONE, **ONE_AGENT}),
+    "ddpg": ("maddpg", {**ALONE, **ONE_AGENT, "actor_lr": 1e-4, "target_tau": 0.005}),
     "matd3": ("maddpg", TD3),
     "td3": ("maddpg", {**TD3, **ALONE, **ONE_AGENT}),
     "sac": ("masac", {**ALONE, **ONE_AGENT}),
