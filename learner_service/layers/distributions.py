@@ -124,8 +124,9 @@ class Categorical(ActionDistribution):
             mask: [..., K] 1 = legal, or None if all are.
             illegal: scalar ILLEGAL, if there is one already; the mask is then of bytes 0 and 1.
         """
-        self._outputs = logits.float()
-        logits = legal_alone(self._outputs, mask, illegal)
+        self._outputs = logits = logits.float()
+        if mask is not None:
+            logits = legal_alone(logits, mask, illegal)
         self._log_pi = over_actions(torch.log_softmax, logits)
 
     @property
