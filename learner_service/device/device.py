@@ -22,8 +22,8 @@ def keep_freed_memory() -> None:
     An update frees all its tensors and the next one allocates tensors of the same sizes. By itself
     glibc gives them back to the system in between, and each page that comes again costs a fault and
     is zeroed: 1500 to 4300 in an update of MASAC with eight agents. So nothing at the heap's end is
-    given back, and all threads share one heap: those that threads have are of 64 MiB at most and go
-    as soon as they are empty. `malloc_trim` still gives back all that is free.
+    given back, and all threads share one heap: a thread's own heap has at most 64 MiB, and glibc
+    returns it as soon as it is empty. `malloc_trim` still gives back all that is free.
 
     Pieces of 32 MiB and more are mapped by themselves, as ever: in the heap they would leave gaps
     that the next ones do not fit, and a batch would take up to twice the memory. More is also

@@ -61,7 +61,7 @@ def size_is_measured(config: ExperimentConfig, key: str, run_dir: Path) -> Confi
 def with_batch_size(
     config: ExperimentConfig, spec: EnvSpec, run_dir: Path, group: Group = ALONE
 ) -> ExperimentConfig:
-    """Return the configuration with the largest batch that fits every rank, where its size is 0.
+    """Return the configuration with the largest batch that fits every rank, if its size is 0.
 
     Found once for each run, also if it is resumed; again only where something has changed that the
     size depends on: the algorithm, the network, the precision, the environment, or the memory.
@@ -77,12 +77,14 @@ def with_batch_size(
         MurmurError: if the settings do not fit each other.
     """
     options = algorithm_config(config.algorithm)
+    if not (key := options.about.open_batch_size):
+        return config
     size = 0 if group.rank else _kept(config, spec, run_dir / _CACHE)
     group.any_rank(False)  # the other ranks wait for what rank 0 writes
     if group.rank:
         size = _kept(config, spec, run_dir / _CACHE)
     size = round(group.agree({"rows": size}, "min")["rows"])
-    return with_options(config, options.changed({options.about.open_batch_size: size}))
+    return with_options(config, options.changed({key: size}))
 
 
 def _kept(config: ExperimentConfig, spec: EnvSpec, cache: Path) -> int:

@@ -106,9 +106,7 @@ def fit(
             math.sqrt(size / asked),
         )
     whole = with_precision(whole, group, spec, run_dir, device)
-    own = share_of(whole, group)
-    if algorithm_config(own.algorithm).about.open_batch_size:
-        own = with_batch_size(own, spec, run_dir, group)
+    own = with_batch_size(share_of(whole, group), spec, run_dir, group)
     return resolved.changed({"learner.precision": whole.learner.precision}), own
 
 

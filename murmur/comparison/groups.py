@@ -83,7 +83,7 @@ def read_run(folder: RunFolder, metric: str | None) -> ComparedRun:
 def learning_settings(config: ExperimentConfig, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options with influence on learning, by dotted key, without seed and task.
 
-    Of its environment only those that differ from what it is evaluated on.
+    Options of the environment are among them only where evaluations have other values.
 
     Args:
         config: configuration of the run.

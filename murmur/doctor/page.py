@@ -194,14 +194,12 @@ def _prober(
     run: RunFolder, config: ExperimentConfig, console: Console
 ) -> tuple[ExperimentConfig, Speedup]:
     """Return the run's settings, a batch size of 0 resolved, and a function that times others."""
-    from murmur.learner_service.learning.base import algorithm_config
     from murmur.learner_service.tuning.batch_size import with_batch_size
     from murmur.learner_service.tuning.probe import checkpoint_spec, seconds_per_row
 
     spec = checkpoint_spec(run.checkpoint("latest"))
     with _busy(console, "timing updates with the run's settings"):
-        if algorithm_config(config.algorithm).about.open_batch_size:
-            config = with_batch_size(config, spec, run.path)  # in the folder since the run began
+        config = with_batch_size(config, spec, run.path)  # in the run's folder since it began
         now = seconds_per_row(config, spec)
     own = "algorithm=" + one_line({"name": config.algorithm.name, **config.algorithm.options})
 

@@ -330,7 +330,7 @@ def save(config: ExperimentConfig, path: Path) -> Path:
 
 def code_of(config: ExperimentConfig) -> list[str]:
     """Return all code that a configuration names, as package.module:Name."""
-    plugins = (config.environment, config.source, config.algorithm, config.network)
+    plugins = [getattr(config, section) for section in PLUGINS]
     options = map(dict, (*plugins, config.augment.own))
     return named_code([*options, config.evaluation.environment, config.imitation.baseline])
 
