@@ -5,8 +5,9 @@
 trains for four updates with hooks in every process and prints a table and totals. Counted are the
 functions that hold an observation's time step, the transition, the batch made of it or the action
 that answers it. The table has them in the order in which they first do. tests/walk/trace.py says
-what counts. `settings` does the same for the configuration of `murmur train`, from the text of the
-YAML file to the first step.
+what counts. "Lines executed" are those of the bodies that the run needs: the others are for other
+algorithms, options and faults. `settings` does the same for the configuration of `murmur train`,
+from the text of the YAML file to the first step.
 """
 
 import argparse
@@ -15,7 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from murmur.results import provenance, require_clean_source, run_command, save_result
-from tests.walk.measure import ROOT, TASKS, Function, Stays, Walk, body_lines, settings, walk
+from tests.walk.measure import (
+    ROOT,
+    TASKS,
+    Function,
+    Stays,
+    Walk,
+    body_lines,
+    executed_lines,
+    settings,
+    walk,
+)
 
 SETTINGS = "settings"
 
@@ -37,14 +48,17 @@ def main() -> int:
         require_clean_source(given.dirty)
     origin, root, result = provenance("tests.walk"), given.root.resolve(), {}
     seen: set[Function] = set()
+    executed: set[tuple[str, int]] = set()
     for name, task in TASKS.items():
         if not given.parts or name in given.parts:
             found = walk(root, task)
             seen |= found.functions.keys()
+            executed |= found.executed
             result[name] = way(found)
             _print(given.json, name, result[name])
     if len(result) > 1:
-        result["together"] = {"totals": totals(root, seen)}
+        lines = executed_lines(root, seen, executed)
+        result["together"] = {"totals": totals(root, seen) | {"lines executed": lines}}
         _print(given.json, "together", result["together"])
     if not given.parts or SETTINGS in given.parts:
         result[SETTINGS] = stays(settings(root, TASKS["spread"]))
@@ -62,6 +76,7 @@ def way(found: Walk) -> dict[str, Any]:
     return {
         "totals": {
             **totals(found.root, found.functions),
+            "lines executed": executed_lines(found.root, found.functions, found.executed),
             "threads": len(threads),
             "frames from loop to backward": len(found.frames),
             "learner's functions, each update": len(found.bare),

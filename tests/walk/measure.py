@@ -7,7 +7,7 @@ the begin of each one and that of the next.
 
 Frames from the learner's loop to backward are counted in a second run, in the async pipeline, where
 the loop has a thread of its own. The loop is the innermost function of ours that is the same call
-at all backwards, and the frames are those below it.
+at all backwards, and the frames are those below it. A third run notes the lines that are executed.
 """
 
 import ast
@@ -108,6 +108,7 @@ class Walk(NamedTuple):
         frames: names of the functions below the learner's loop at the deepest backward.
         loop: name of the learner's loop.
         bare: all functions of ours that the learner calls once a training step or more.
+        executed: files and numbers of the lines that are executed, in the whole run.
         root: checkout that was run.
     """
 
@@ -115,6 +116,7 @@ class Walk(NamedTuple):
     frames: list[str]
     loop: str
     bare: set[Function]
+    executed: set[tuple[str, int]]
     root: Path
 
 
@@ -124,7 +126,7 @@ def run(root: Path, config: Mapping[str, Any], mode: str = "data") -> list[dict[
     Args:
         root: checkout that trains.
         config: the experiment.
-        mode: "data", "stack" or "settings".
+        mode: "data", "stack", "settings" or "lines".
 
     Raises:
         SystemExit: if the training fails.
@@ -191,7 +193,9 @@ def walk(root: Path, config: Mapping[str, Any]) -> Walk:
     functions = {
         function: where[function] for function in sorted(where, key=first_seen.__getitem__)
     }
-    return Walk(functions, frames, loop, bare, root)
+    lines = [process["lines"] for process in run(root, config, "lines")]
+    executed = {(file, line) for process in lines for file, line in process}
+    return Walk(functions, frames, loop, bare, executed, root)
 
 
 def role_of(process: Mapping[str, Any], learner: Mapping[str, Any]) -> str:
@@ -266,6 +270,34 @@ def enclosing(root: Path, function: Function) -> Function:
         return function
     first, _last, name, _node = max(around, key=lambda d: d[0])
     return Function(function.file, first, name)
+
+
+def executed_lines(
+    root: Path, functions: Iterable[Function], executed: set[tuple[str, int]]
+) -> int:
+    """Count the lines of the statements of functions' bodies that are executed.
+
+    Args:
+        root: checkout.
+        functions: those with the bodies.
+        executed: files and numbers of the lines that were.
+    """
+    found: set[tuple[str, int]] = set()
+    for function in functions:
+        code = code_of(root / function.file)
+        for first, _last, _name, node in definitions(root / function.file):
+            if first == function.line:
+                for statement in ast.walk(node):
+                    if isinstance(statement, ast.stmt) and statement is not node:
+                        lines = {(function.file, line) for line in own_lines(statement) & code}
+                        found |= lines if lines & executed else set()
+    return len(found)
+
+
+def own_lines(statement: ast.stmt) -> set[int]:
+    """Return the numbers of a statement's lines without those of the statements within it."""
+    within = (part for part in ast.walk(statement) if isinstance(part, ast.stmt))
+    return span(statement).difference(*(span(part) for part in within if part is not statement))
 
 
 def body_lines(root: Path, functions: Iterable[Function], prose: bool = False) -> int:

@@ -15,6 +15,7 @@ from tests.walk.measure import (
     Function,
     body_lines,
     enclosing,
+    executed_lines,
     loop_and_frames,
     training_steps,
     walk,
@@ -181,6 +182,26 @@ def test_lines_of_bodies_are_code_and_each_counts_once(tmp_path: Path) -> None:
     assert body_lines(tmp_path, [outer], prose=True) == 7
     listed = Function("m.py", 8, "outer.<locals>.<listcomp>")
     assert enclosing(tmp_path, listed) == outer
+
+
+def test_lines_executed_are_those_of_statements_that_ran(tmp_path: Path) -> None:
+    script = tmp_path / "anything" / "m.py"
+    script.parent.mkdir()
+    script.write_text(
+        "from tests.walk import trace\n\n\n"
+        'def of(x):\n    """Text."""\n    if x:\n        y = (\n            x\n            + 1\n'
+        "        )\n    else:\n        y = 0\n    return y\n\n\ntrace.start()\nof(1)\n"
+    )
+    variables = {
+        **{OUT: str(tmp_path), CHECKOUT: str(tmp_path), MODE: "lines"},
+        "PYTHONPATH": str(ROOT),
+    }
+    subprocess.run([sys.executable, str(script)], env=os.environ | variables, check=True)
+    (file,) = tmp_path.glob("walk-*.json")
+    executed = {(name, line) for name, line in json.loads(file.read_text())["lines"]}
+    # `if x:`, the four lines of its branch, `else:` as a part of the `if`, and the return.
+    assert executed_lines(tmp_path, [Function("anything/m.py", 4, "of")], executed) == 7
+    assert executed_lines(tmp_path, [Function("anything/m.py", 4, "of")], set()) == 0
 
 
 @pytest.mark.long

@@ -25,6 +25,8 @@ with three or more of its sections and the parts of these, and pydantic models; 
 made while a module is imported are not the run's. A function counts if it is given settings; it
 makes some if it returns settings that it was not given, and hands some on if it gives them to
 one of ours.
+
+A third kind of run notes the lines of our functions that are executed.
 """
 
 import atexit
@@ -186,7 +188,7 @@ class Tracer:
         Args:
             folder: where to write.
             root: checkout with our packages.
-            mode: "data", "stack" for the functions around backward alone, or "settings".
+            mode: "data", "stack" for the functions around backward alone, "settings", or "lines".
         """
         self._folder = folder
         self._root = f"{root}/"
@@ -204,6 +206,7 @@ class Tracer:
         self._handing: dict[tuple[CodeType, str], list[float]] = {}
         self._steps: list[float] = []
         self._backwards: list[dict[str, Any]] = []
+        self._lines: set[tuple[str, int]] = set()
         self._kept: dict[FrameType, int] = {}  # numbers of frames, which are kept alive
         self._sections = set(filter(None, os.environ.get(SECTIONS, "").split(",")))
         self._mappings: dict[int, Any] = {}
@@ -212,6 +215,10 @@ class Tracer:
     def start(self) -> None:
         """Set the hooks of this thread and of all that are started from now on."""
         atexit.register(self.write)
+        if self._mode == "lines":
+            threading.settrace(self._trace_hook)
+            sys.settrace(self._trace_hook)
+            return
         hooks = {"data": self._hook, "stack": self._stack_hook, "settings": self._settings_hook}
         hook = hooks[self._mode]
         threading.setprofile(hook)
@@ -254,6 +261,22 @@ class Tracer:
                 return back
             back = back.f_back
         return None
+
+    # Lines
+
+    def _trace_hook(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Return what follows the lines of a function of ours; None of others."""
+        code = frame.f_code
+        kind = self._codes.get(code)
+        if kind is None:
+            kind = self._kind(code)
+        return self._line_hook if kind == _OURS else None
+
+    def _line_hook(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self._lines.add((self._name(frame.f_code)[0], frame.f_lineno))
+            self._write_now_and_then()
+        return self._line_hook
 
     # Data
 
@@ -657,6 +680,7 @@ class Tracer:
             "counted": rows(self._counted),
             "making": rows(self._making),
             "handing": rows(self._handing),
+            "lines": [*self._lines.copy()],
             "steps": self._steps,
             "backwards": self._backwards,
         }
