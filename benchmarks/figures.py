@@ -101,9 +101,12 @@ def chosen_baselines(
 
 def _draw(axis: Axes, panel: Panel) -> None:
     ends = []
-    for (name, line), colour in zip(panel.lines.items(), itertools.cycle(COLOURS), strict=False):
+    looks = itertools.product(("-", "--"), COLOURS)
+    for (name, line), (dash, colour) in zip(
+        panel.lines.items(), itertools.cycle(looks), strict=False
+    ):
         marker = "o" if len(line.x) == 1 else ""  # a line of one point would not be seen
-        axis.plot(line.x, line.y, color=colour, linewidth=1.8, marker=marker)
+        axis.plot(line.x, line.y, color=colour, linestyle=dash, linewidth=1.8, marker=marker)
         if len(line.low):
             axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
         ends.append((line.y[-1], name, colour))

@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.acceptance.scores import with_interval
 from benchmarks.acceptance.task import STACKED, WAYS, load_task, task_names
+from benchmarks.figures import Panel, mean_and_range
 from murmur.doctor.machine import RESULTS
 from murmur.results import origin_text
 
@@ -215,6 +216,11 @@ def matrix(names: Sequence[str]) -> str:
         "means over seeds, 95 % intervals; of a single seed the interval is of its episodes. The "
         "floor was fixed before tuning.",
         "",
+        f"![Returns of training episodes]({MATRIX.with_suffix('.svg').name})",
+        "",
+        "Recent training episodes, which explore: the mean of the seeds between the lowest and the "
+        "highest.",
+        "",
         "| | task | algorithm | steps | random | floor | before | now | each seed | CPU-s | |",
         "|---" * 11 + "|",
     ]
@@ -237,6 +243,34 @@ def matrix(names: Sequence[str]) -> str:
                     cells += [_verdict(x["passed"])]
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def curves(names: Sequence[str]) -> list[Panel]:
+    """Return a panel for each test: returns of the defaults' training episodes, beside the floors.
+
+    Args:
+        names: names of the tests.
+    """
+    panels = []
+    for name in names:
+        task, now = load_task(name), _entries(name)
+        lines = {}
+        for algorithm, seeds in now.get("curves", {}).items():
+            if "-" not in algorithm:
+                points = [
+                    [{"steps": x, "return": y} for x, y in zip(*pair, strict=True)]
+                    for pair in ((seed["env_steps"], seed["returns"]) for seed in seeds.values())
+                ]
+                lines[algorithm] = mean_and_range(points, "steps", "return")
+        ordered = {
+            algorithm: lines[algorithm] for algorithm in task.algorithms if algorithm in lines
+        }
+        goals = [goal for candidate in task.algorithms.values() for goal in candidate.goals]
+        levels = {f"floor {goal.at_least:g}": goal.at_least for goal in goals if goal.at_least}
+        levels |= {"random": now["anchors"]["random"]} if "anchors" in now else {}
+        title = f"{name}: {task.title.removesuffix(', defaults')}"
+        panels.append(Panel(title, "environment steps", ordered, levels))
+    return panels
 
 
 def _entries(name: str) -> dict[str, Any]:

@@ -19,7 +19,8 @@ the interquartile mean of theirs, with a 95 % bootstrap interval; normalized, (s
 (scripted - random).
 
 Tests D1 to D8 are of default options: `algorithm: {name}` alone, and what a task needs. `--matrix`
-sets them side by side in benchmarks/results/defaults-matrix.md.
+sets them side by side in benchmarks/results/defaults-matrix.md, and draws the returns of their
+training episodes beside it (.svg); the file of a test keeps those of each seed.
 
 Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
 is not built yet is reported so; what other algorithms have reached stays in the file.
@@ -39,7 +40,15 @@ import yaml
 
 from benchmarks._stacked import stacked_against_loop
 from benchmarks._trainings import children_cpu_s, run_training
-from benchmarks.acceptance.page import MATRIX, list_tasks, matrix, overview, page, write
+from benchmarks.acceptance.page import (
+    MATRIX,
+    curves,
+    list_tasks,
+    matrix,
+    overview,
+    page,
+    write,
+)
 from benchmarks.acceptance.scores import (
     Floats,
     bootstrap_interval,
@@ -57,11 +66,13 @@ from benchmarks.acceptance.task import (
     load_task,
     published,
 )
+from benchmarks.figures import draw
 from murmur.doctor.machine import RESULTS
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.results import provenance, require_clean_source
 from murmur.runs.evaluation import evaluate_run
 from murmur.runs.run_folder import RunFolder
+from murmur.runs.scores import Metric, read_curve
 from murmur.runs.settings import resolved_data
 from murmur.shared.config.cores import available_cores, choose
 from murmur.shared.config.experiment import ExperimentConfig
@@ -73,6 +84,7 @@ DESCRIPTION = "train the acceptance tests and compare with what they have to rea
 
 _MODULE = "benchmarks.acceptance"
 _COSTS = "costs-by-steps.json"
+_CURVE_POINTS = 50  # of a seed's returns during training
 
 Cost = dict[str, float | None]  # minutes, cpu_s
 
@@ -206,6 +218,17 @@ class Run:
             if (number := record["env_steps"] // every) <= env_steps // every
         }
 
+    def curve(self, divisor: float) -> dict[str, Any]:
+        """Return the mean returns of recent training episodes, in published units, thinned."""
+        found = read_curve(self.folder, Metric.parse("return"))
+        steps, returns = np.array(found.env_steps), np.array(found.values) / divisor
+        at = np.unique(np.linspace(0, len(steps) - 1, _CURVE_POINTS).round().astype(int))
+        return {
+            "commit": self.commit(),
+            "env_steps": steps[at].tolist(),
+            "returns": [float(f"{value:.5g}") for value in returns[at]],
+        }
+
 
 def _written(config: ExperimentConfig) -> dict[str, Any]:
     """Return the whole configuration, as runs of this one write it.
@@ -219,10 +242,10 @@ def _written(config: ExperimentConfig) -> dict[str, Any]:
 
 def run_candidate(
     name: str, test: Task, algorithm: str, seeds: tuple[int, ...], long: bool
-) -> Iterator[list[dict[str, Any]]]:
-    """Train and evaluate seeds of one algorithm; after each yield a line for each goal.
+) -> Iterator[tuple[list[dict[str, Any]], Run]]:
+    """Train and evaluate seeds of an algorithm; after each yield a line for each goal, and the run.
 
-    Lines are of all seeds so far.
+    Lines are of all seeds so far, the run is that of the seed.
     """
     candidate = test.algorithms[algorithm]
     goals = [g for g in candidate.goals if long or not g.long]
@@ -266,7 +289,7 @@ def run_candidate(
             if evaluated:
                 line["evaluations"] = evaluated
             lines.append(line)
-        yield lines
+        yield lines, run
 
 
 def _scored(published: Floats) -> dict[str, Any]:
@@ -364,17 +387,21 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
             results |= {"anchors": anchors(test, config), "anchors_of": played}
         origin = provenance(_MODULE)
         lines: list[dict[str, Any]] = []
-        for lines in run_candidate(name, test, algorithm, seeds or candidate.seeds, long):
+        for lines, run in run_candidate(name, test, algorithm, seeds or candidate.seeds, long):
             if file.is_file():  # another call may have written meanwhile
-                results["entries"] = _kept(file, test)["entries"]
+                kept = _kept(file, test)
+                results |= {part: kept[part] for part in ("entries", "curves") if part in kept}
+            if name in defaults():
+                seen = results.setdefault("curves", {}).setdefault(algorithm, {})
+                seen[str(lines[0]["seeds"][-1])] = run.curve(score.divisor)
             earlier = results["entries"].get(algorithm, {})
             if is_partial(lines, earlier, len(candidate.seeds)):
                 print(f"{name} {algorithm}: the result kept is of more seeds, so it stays")
-                continue
-            results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
-                "config": config.model_dump(mode="json"),
-                "lines": with_earlier(lines, earlier),
-            }
+            else:
+                results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
+                    "config": config.model_dump(mode="json"),
+                    "lines": with_earlier(lines, earlier),
+                }
             write(file, results)
         good &= all(line["passed"] for line in lines)
     for algorithm in missing:
@@ -456,7 +483,8 @@ def main() -> int:
         if arguments.tests:
             parser.error(f"--matrix is of {', '.join(defaults())}, all of them: leave out TEST")
         MATRIX.write_text(matrix(defaults()))
-        print(f"written: {MATRIX}")
+        draw(curves(defaults()), MATRIX.with_suffix(".svg"))
+        print(f"written: {MATRIX}, {MATRIX.with_suffix('.svg').name}")
         return 0
     if arguments.list or not arguments.tests:
         list_tasks()

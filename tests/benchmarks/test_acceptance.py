@@ -199,6 +199,43 @@ def test_a_page_of_defaults_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert td3.endswith("| td3 | 20,000 | -1.22e+03 | -250 |  |  |  |  | not measured |")
 
 
+def test_the_curve_of_a_seed_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First and last record with a return stay; returns are in published units."""
+    monkeypatch.chdir(tmp_path)
+    one = run.Run(experiment("D5", load_task("D5"), "mappo", 1))
+    one.folder.path.mkdir(parents=True)
+    (one.folder.path / "command.json").write_text(json.dumps({"commit": "abc"}))
+    records = [
+        {"kind": "progress", "env_steps": 10 * i, "return": -2.0 * i if i else None}
+        for i in range(201)
+    ]
+    (one.folder.path / "progress.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    found = one.curve(divisor=2)
+    assert found["commit"] == "abc"
+    assert len(found["env_steps"]) == len(found["returns"]) == 50
+    assert (found["env_steps"][0], found["env_steps"][-1]) == (10, 2000)
+    assert found["returns"] == [-steps / 10 for steps in found["env_steps"]]
+
+
+def test_curves_of_defaults_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the seeds over the steps that all have, and none of options beside a default."""
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    seeds = {
+        "1": {"env_steps": [100, 300], "returns": [-70.0, -50.0]},
+        "2": {"env_steps": [200, 400], "returns": [-60.0, -40.0]},
+    }
+    kept = {"entries": {}, "curves": {"coma-critic": seeds, "vdn": seeds, "mappo": seeds}}
+    (tmp_path / "acceptance-D5.json").write_text(json.dumps(kept | {"anchors": {"random": -78.0}}))
+    (panel,) = page.curves(["D5"])
+    assert panel.title == "D5: spread"
+    assert list(panel.lines) == ["mappo", "vdn"]
+    line = panel.lines["vdn"]
+    assert line.x.tolist() == [200, 300]
+    assert line.y.tolist() == [-60, -50]
+    assert line.low.tolist() == [-60, -50]
+    assert panel.levels == {"floor -60": -60, "floor -66": -66, "random": -78}
+
+
 def test_a_goal_has_one_condition() -> None:
     with pytest.raises(ValueError, match="either at_least or one_of"):
         Goal(env_steps=1)
