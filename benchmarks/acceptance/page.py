@@ -216,10 +216,10 @@ def matrix(names: Sequence[str]) -> str:
         "means over seeds, 95 % intervals; of a single seed the interval is of its episodes. The "
         "floor was fixed before tuning.",
         "",
-        f"![Returns of training episodes]({MATRIX.with_suffix('.svg').name})",
+        f"![Returns during training]({MATRIX.with_suffix('.svg').name})",
         "",
-        "Recent training episodes, which explore: the mean of the seeds between the lowest and the "
-        "highest.",
+        "Recent training episodes, which explore; of D1 and D2, whose episodes are long, greedy "
+        "evaluations. The mean of the seeds, between the lowest and the highest.",
         "",
         "| | task | algorithm | steps | random | floor | before | now | each seed | CPU-s | |",
         "|---" * 11 + "|",
@@ -246,7 +246,7 @@ def matrix(names: Sequence[str]) -> str:
 
 
 def curves(names: Sequence[str]) -> list[Panel]:
-    """Return a panel for each test: returns of the defaults' training episodes, beside the floors.
+    """Return a panel for each test: returns during the defaults' training, beside the floors.
 
     Args:
         names: names of the tests.

@@ -19,8 +19,8 @@ the interquartile mean of theirs, with a 95 % bootstrap interval; normalized, (s
 (scripted - random).
 
 Tests D1 to D8 are of default options: `algorithm: {name}` alone, and what a task needs. `--matrix`
-sets them side by side in benchmarks/results/defaults-matrix.md, and draws the returns of their
-training episodes beside it (.svg); the file of a test keeps those of each seed.
+sets them side by side in benchmarks/results/defaults-matrix.md, and draws the returns during their
+training beside it (.svg); the file of a test keeps those of each seed.
 
 Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
 is not built yet is reported so; what other algorithms have reached stays in the file.
@@ -219,7 +219,7 @@ class Run:
         }
 
     def curve(self, divisor: float) -> dict[str, Any]:
-        """Return the mean returns of recent training episodes, in published units, thinned."""
+        """Return mean returns of evaluations, else of episodes; thinned, in published units."""
         found = read_curve(self.folder, Metric.parse("return"))
         steps, returns = np.array(found.env_steps), np.array(found.values) / divisor
         at = np.unique(np.linspace(0, len(steps) - 1, _CURVE_POINTS).round().astype(int))
