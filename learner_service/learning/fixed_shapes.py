@@ -17,7 +17,7 @@ what are no such numbers is kept as its bits, bytes by fours.
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +28,14 @@ from murmur.learner_service.device.cuda_graph import Captured, Outputs, copy_by_
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.minibatches import Pass, shares
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete, action_factors
 from murmur.shared.wire.timestep import StepType
+
+if TYPE_CHECKING:
+    from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 
 _WORD = 4  # bytes
 _HEADROOM = 4
@@ -123,7 +125,7 @@ class FixedShapes:
         columns: names of the numbers that `prepare` finds for each row of an agent.
     """
 
-    def __init__(self, algorithm: OnPolicyAlgorithm, columns: tuple[str, ...]) -> None:
+    def __init__(self, algorithm: "OnPolicyAlgorithm", columns: tuple[str, ...]) -> None:
         """Make and capture nothing yet.
 
         Args:
