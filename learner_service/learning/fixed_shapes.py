@@ -231,18 +231,14 @@ class FixedShapes:
         """Let the buffers hold a batch; ranks have the same room."""
         algorithm = self._algorithm
         dealt = number * algorithm._width  # places in minibatches, of units
-        per_row = self._spread
+        own = {"steps": steps, "rows": steps * envs, "envs": envs}
         if algorithm.memory_size:
-            own = {"rows": steps * envs, "envs": max(envs, dealt // 2)}
+            own["envs"] = max(envs, dealt // 2)
         else:
-            own = {"rows": max(steps * envs, -(-dealt // (2 * per_row))), "envs": envs}
-        wanted = {
-            k: round(v) for k, v in algorithm._group.agree(own | {"steps": steps}, "max").items()
-        }
+            own["rows"] = max(steps * envs, -(-dealt // (2 * self._spread)))
+        wanted = {k: round(v) for k, v in algorithm._group.agree(own, "max").items()}
         if wanted["steps"] > self._steps:
-            self._steps = (
-                wanted["steps"] if algorithm.memory_size else self._most_steps(wanted["steps"])
-            )
+            self._steps = self._most_steps(wanted["steps"])
         if wanted["rows"] > self._rows:
             self._rows = _room_for(wanted["rows"])
         if wanted["envs"] > self._envs:
@@ -250,8 +246,9 @@ class FixedShapes:
 
     def _most_steps(self, steps: int) -> int:
         """Return the expected number of rows of the longest unroll, its last one included."""
-        configured = self._algorithm._config.unroll_steps
-        if configured:
+        if self._algorithm.memory_size:  # `lengthened` has made it the longest
+            return steps
+        if configured := self._algorithm._config.unroll_steps:
             return max(steps, configured + 1)
         longest = min(MOST_STEPS, self._algorithm._spec.max_episode_steps or MOST_STEPS) + 1
         # Unrolls get longer when sessions are lost: others fill what an update wants.
@@ -313,19 +310,15 @@ class FixedShapes:
         given = {prefix + k: x for k, x in arrays.items() if k in own or k.startswith(OBSERVATION)}
         if not remembers:
             given = {k: x.flatten(0, 1) for k, x in given.items()}
-        count = next(iter(given.values())).shape[int(remembers)]
+        axis = int(remembers)  # of rows, or behind time of environments
+        count = next(iter(given.values())).shape[axis]
         for start in range(0, count, size):
             stop = min(start + size, count)
             targets, sources = {}, {}
             for name, x in given.items():
-                if remembers:
-                    shape = (len(x), size, *x.shape[2:])
-                    targets[name] = self.buffer(name, shape, x.dtype)[:, : stop - start]
-                    sources[name] = x[:, start:stop]
-                else:
-                    shape = (size, *x.shape[1:])
-                    targets[name] = self.buffer(name, shape, x.dtype)[: stop - start]
-                    sources[name] = x[start:stop]
+                shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+                targets[name] = self.buffer(name, shape, x.dtype).narrow(axis, 0, stop - start)
+                sources[name] = x.narrow(axis, start, stop - start)
             copy_by_type(targets, sources)
             yield start, stop
 
@@ -442,8 +435,9 @@ class FixedShapes:
             for k, x in given.items()
             if k.startswith(_FLAT)
         }
-        spread_out = {k: spread(x) for k, x in given.items() if k.startswith(_VALUE)}
-        values = {k.removeprefix(_VALUE): x for k, x in spread_out.items()}
+        values = {
+            k.removeprefix(_VALUE): spread(x) for k, x in given.items() if k.startswith(_VALUE)
+        }
         columns, weight, batch_scalars = algorithm._learnable(
             Rollout(arrays, []), values, (t1 - 1) * b
         )
@@ -500,13 +494,11 @@ class FixedShapes:
             order = order.index_select(0, hidden.index_select(0, order).sort(stable=True).indices)
             unit = order.index_select(0, dealt)
             of_this = known & (unit < units)
-            if not remembers:
-                given["order"][k].copy_(unit.where(of_this, last))
-                continue
-            given["order"][k].copy_(unit.where(of_this, 0))
-            t = torch.arange(steps - 1, device=device).view(1, -1, 1)
-            row = t * b + unit.view(-1, 1, width)  # [minibatches, L, width]
-            given["rows"][k].copy_(row.where(of_this.view(-1, 1, width), last).flatten())
+            given["order"][k].copy_(unit.where(of_this, 0 if remembers else last))
+            if remembers:
+                t = torch.arange(steps - 1, device=device).view(1, -1, 1)
+                row = t * b + unit.view(-1, 1, width)  # [minibatches, L, width]
+                given["rows"][k].copy_(row.where(of_this.view(-1, 1, width), last).flatten())
 
     # --- 4. minibatches -----------------------------------------------------------------------
 
@@ -606,10 +598,7 @@ def _room_for(count: int) -> int:
 def _inputs(name: str, found: dict[str, Tensor]) -> Inputs:
     """Take what `_named_inputs` named out of arrays; a layer reads it as it lies in memory."""
     stored, vector = (found.pop(f"{name}/{part}", None) for part in ("stored", "vector"))
-    return Inputs(
-        None if stored is None else stored.contiguous(),
-        None if vector is None else vector.contiguous(),
-    )
+    return Inputs(stored, vector).each(Tensor.contiguous)
 
 
 def _named_inputs(name: str, inputs: Inputs) -> dict[str, Tensor]:
