@@ -104,7 +104,7 @@ def test_returns_are_those_of_a_cpu() -> None:
     batch.arrays["step_type"][3:, 1] = int(StepType.ABORTED)
     assert isinstance(plain, Mappo)
     learn(padded, batch)
-    plain._static = plain._schedule._static = False
+    plain._static = False
     rows = plain._rows(batch)
     fixed = padded._fixed
     for name in ("log_prob", "advantage", "target"):
