@@ -35,6 +35,7 @@ from murmur.learner_service.learning.exploration import (
     penalties,
     policy_probabilities,
 )
+from murmur.learner_service.learning.fixed_shapes import GraphedAlgorithm
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     Pass,
@@ -44,7 +45,7 @@ from murmur.learner_service.learning.minibatches import (
     imitation,
     recurrent_states,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, RecurrentStates
+from murmur.learner_service.learning.on_policy import RecurrentStates
 from murmur.learner_service.learning.policies import ComaPolicy
 from murmur.learner_service.learning.returns import (
     bounded_log,
@@ -112,7 +113,7 @@ _LEAST_DEVIATION = 1e-6  # what is added to deviations that advantages are divid
 _LAST = "last/"  # buffers of unrolls' last rows
 
 
-class Coma(OnPolicyAlgorithm):
+class Coma(GraphedAlgorithm):
     """Algorithm of actors with counterfactual advantages. Used by the thread that learns."""
 
     POLICY, IMITATES = ComaPolicy, True

@@ -24,13 +24,14 @@ from murmur.learner_service.layers.distributions import logged_entropy
 from murmur.learner_service.layers.forward import forward, forward_both, forward_rows
 from murmur.learner_service.layers.inputs import CriticInputs, Inputs
 from murmur.learner_service.learning import options
+from murmur.learner_service.learning.fixed_shapes import GraphedAlgorithm
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     Pass,
     average_over_expert_rows,
     imitation,
 )
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, RecurrentStates
+from murmur.learner_service.learning.on_policy import RecurrentStates
 from murmur.learner_service.learning.policies import (
     Actor,
     MappoPolicy,
@@ -106,7 +107,7 @@ _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _BATCH_SCALARS = ("return_mean", "advantage_std", "explained_variance")
 
 
-class Mappo(OnPolicyAlgorithm):
+class Mappo(GraphedAlgorithm):
     """Algorithm of actors with clipped policy gradients. Used by the thread that learns."""
 
     POLICY, IMITATES, TAKES_TURNS = MappoPolicy, True, True

@@ -17,25 +17,25 @@ what are no such numbers is kept as its bits, bytes by fours.
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from murmur.learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.minibatches import Pass, shares
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, Round
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete, action_factors
 from murmur.shared.wire.timestep import StepType
-
-if TYPE_CHECKING:
-    from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 
 _WORD = 4  # bytes
 _HEADROOM = 4
@@ -46,6 +46,70 @@ _MASKS = (OBSERVATION + AGENT_MASK, OBSERVATION + TURN_MASK)
 _SMALL = ("reward", "discount", "step_type", "log_prob", *_MASKS)
 _COUNTED, _FIRST = "weight", "first"
 Arrays = Mapping[str, Tensor]
+
+
+class GraphedAlgorithm(OnPolicyAlgorithm):
+    """Captures each stage of an update on a GPU: the steps on a block of minibatches as one graph.
+
+    An update replays it for each block, so the graphs do not depend on the number of environments.
+    Larger blocks would need fewer launches, but a longer capture. Used by the thread that learns.
+    """
+
+    # stage -> inputs and columns that its steps do not read
+    _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+    @override
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._fixed = FixedShapes(self, self._columns)
+        self._steps_in_graphs = {
+            name: self._fixed.capture_steps(name, step, self._unused.get(name, ()))
+            for name, step in self._each_stage.items()
+        }
+
+    @override
+    def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
+        fixed, rounds = self._fixed, self._rounds()
+        # 1. Inputs, values, returns, weights and the order of all passes: `_rows` and `shuffled`.
+        fixed.load(arrays, number)
+        arrays = self._completed(arrays)
+        words = fixed.pack(arrays)
+        fixed.prepare(words)
+        memory = arrays["memory"][0] if self.memory_size else None
+        # 2. Steps, one replay for each block of minibatches.
+        for names in rounds:
+            seen = words
+            for k in range(self._config.data_passes):
+                if k and self.transforms.draws:  # each pass but the first sees other changes
+                    seen = fixed.pack(arrays, again=True)
+                    fixed.add_columns(seen)
+                for name in names:
+                    for start in range(0, number, self._block):
+                        given = fixed.gather(seen, memory, k, start)
+                        self._call(self._steps_in_graphs[name], given)
+            if names is not rounds[-1]:
+                self._after_round_in_graphs(words, memory, number, names)
+                fixed.add_columns(words)
+
+    def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the arrays of a batch; an algorithm may add some."""
+        return arrays
+
+    def _after_round_in_graphs(
+        self, words: Tensor, memory: Tensor | None, number: int, names: Round
+    ) -> None:
+        """Change the columns of FixedShapes as `_after_round` changes those of rows.
+
+        Args:
+            words: [R, A, W] rows as the first pass has them.
+            memory: [B, A, Z] recurrent state of the policy before the first row, or None.
+            number: number of minibatches.
+            names: stages of the round that has just ended.
+        """
+
+    @override
+    def graph_bytes(self, rows: int) -> float:
+        return self._fixed.expected_bytes(rows)
 
 
 class Part(NamedTuple):
@@ -125,7 +189,7 @@ class FixedShapes:
         columns: names of the numbers that `prepare` finds for each row of an agent.
     """
 
-    def __init__(self, algorithm: "OnPolicyAlgorithm", columns: tuple[str, ...]) -> None:
+    def __init__(self, algorithm: OnPolicyAlgorithm, columns: tuple[str, ...]) -> None:
         """Make and capture nothing yet.
 
         Args:

@@ -1,17 +1,14 @@
 """The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
 
 `OnPolicyAlgorithm.update` is the whole of it. On a CPU it finds returns and weights of all rows
-(`_rows`), deals these to minibatches and runs the stages' steps on them. On a GPU each stage is one
-CUDA graph of the steps on a block of minibatches, which an update replays for each block
-(`_learn_in_graphs`). So the graphs do not depend on the number of environments. Larger blocks would
-need fewer launches, but a longer capture. FixedShapes fills the buffers that the graphs read.
+(`_rows`), deals these to minibatches and runs the stages' steps on them. On a GPU it replays CUDA
+graphs, which do the same to padded rows: see fixed_shapes.py.
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -23,7 +20,6 @@ from murmur.learner_service.layers.forward import chunk_of
 from murmur.learner_service.layers.inputs import ActorInputs, Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.actor_critic import ActorCritic
-from murmur.learner_service.learning.fixed_shapes import FixedShapes
 from murmur.learner_service.learning.minibatches import (
     Pass,
     Rows,
@@ -119,8 +115,6 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
     _logged: tuple[str, ...]  # names of all logged scalars
     _single = False  # minibatches are of single agents' rows
     _columns: tuple[str, ...]  # names of the columns that `_learnable` returns
-    # Stage -> inputs and columns that its steps do not read.
-    _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     @override
     def _prepare(self) -> None:
@@ -137,11 +131,6 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         self._schedule = Schedule([optimizer for optimizer, _ in self._learned], c, device)
         self._counts = {"updates": 0}
         self._each_stage = self._stages()
-        self._fixed = FixedShapes(self, self._columns)
-        self._steps_in_graphs = {
-            name: self._fixed.capture_steps(name, step, self._unused.get(name, ()))
-            for name, step in self._each_stage.items()
-        }
 
     def update(self, batch: Rollout) -> dict[str, Tensor]:
         """Learn from a rollout, in minibatches of joint rows.
@@ -321,49 +310,9 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         """Return the rows that the next round learns from; called after all rounds but the last."""
         return rows
 
+    @abstractmethod
     def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
         """Learn as `update` does, on a GPU; sums go to `_total` and `_batch_scalars`."""
-        fixed, rounds = self._fixed, self._rounds()
-        # 1. Inputs, values, returns, weights and the order of all passes: `_rows` and `shuffled`.
-        fixed.load(arrays, number)
-        arrays = self._completed(arrays)
-        words = fixed.pack(arrays)
-        fixed.prepare(words)
-        memory = arrays["memory"][0] if self.memory_size else None
-        # 2. Steps, one replay for each block of minibatches.
-        for names in rounds:
-            seen = words
-            for k in range(self._config.data_passes):
-                if k and self.transforms.draws:  # each pass but the first sees other changes
-                    seen = fixed.pack(arrays, again=True)
-                    fixed.add_columns(seen)
-                for name in names:
-                    for start in range(0, number, self._block):
-                        given = fixed.gather(seen, memory, k, start)
-                        self._call(self._steps_in_graphs[name], given)
-            if names is not rounds[-1]:
-                self._after_round_in_graphs(words, memory, number, names)
-                fixed.add_columns(words)
-
-    def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the arrays of a batch; an algorithm may add some."""
-        return arrays
-
-    def _after_round_in_graphs(
-        self, words: Tensor, memory: Tensor | None, number: int, names: Round
-    ) -> None:
-        """Change the columns of FixedShapes as `_after_round` changes those of rows.
-
-        Args:
-            words: [R, A, W] rows as the first pass has them.
-            memory: [B, A, Z] recurrent state of the policy before the first row, or None.
-            number: number of minibatches.
-            names: stages of the round that has just ended.
-        """
-
-    @override
-    def graph_bytes(self, rows: int) -> float:
-        return self._fixed.expected_bytes(rows)
 
     @property
     def _imitates(self) -> bool:

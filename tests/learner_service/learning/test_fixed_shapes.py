@@ -8,8 +8,7 @@ from torch import Tensor
 
 from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.layers.stacked import sharing_agents
-from murmur.learner_service.learning.fixed_shapes import packed, unpacked
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.fixed_shapes import GraphedAlgorithm, packed, unpacked
 from murmur.learner_service.learning.returns import ValueNorm
 from murmur.learner_service.preprocess.running_moments import crowd
 from murmur.learner_service.storage.rollout import Batch, transitions
@@ -19,13 +18,13 @@ from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.learner_service.toys import CPU
 
 
-def on_a_gpu(name: str) -> OnPolicyAlgorithm:
+def on_a_gpu(name: str) -> GraphedAlgorithm:
     built = build(name, False)
-    assert isinstance(built, OnPolicyAlgorithm)
+    assert isinstance(built, GraphedAlgorithm)
     return built
 
 
-def learn(algorithm: OnPolicyAlgorithm, batch: Batch) -> dict[str, Tensor]:
+def learn(algorithm: GraphedAlgorithm, batch: Batch) -> dict[str, Tensor]:
     return algorithm.update(Batch(dict(batch.arrays), batch.version, times=batch.times))
 
 
