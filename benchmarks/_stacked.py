@@ -79,14 +79,8 @@ def unstacked(mappo: Mappo, options: Mapping[str, Any]) -> Mappo:
         (Adam(network.parameters(), options[f"{part}_lr"], eps=1e-5), network)
         for part, network in (("actor", loop.actor), ("critic", loop.critic))
     ]
-    loop._schedule = Schedule(
-        [optimizer for optimizer, _ in loop._learned],
-        loop._config.entropy_weight,
-        loop._config.anneal_updates,
-        loop._config.final_lr_fraction,
-        _CPU,
-        static=False,
-    )
+    optimizers: list[torch.optim.Optimizer] = [optimizer for optimizer, _ in loop._learned]
+    loop._schedule = Schedule(optimizers, loop._config, _CPU)
     return loop
 
 

@@ -35,7 +35,7 @@ from murmur.learner_service.learning.exploration import (
     penalties,
     policy_probabilities,
 )
-from murmur.learner_service.learning.graphed import GraphedAlgorithm
+from murmur.learner_service.learning.fixed_shapes import GraphedAlgorithm
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     Pass,

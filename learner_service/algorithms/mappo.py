@@ -24,7 +24,7 @@ from murmur.learner_service.layers.distributions import logged_entropy
 from murmur.learner_service.layers.forward import forward, forward_both, forward_rows
 from murmur.learner_service.layers.inputs import CriticInputs, Inputs
 from murmur.learner_service.learning import options
-from murmur.learner_service.learning.graphed import GraphedAlgorithm
+from murmur.learner_service.learning.fixed_shapes import GraphedAlgorithm
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     Pass,

@@ -134,7 +134,8 @@ class Graphs:
         """
         if not self.enabled:
             return 0
-        return sum(dict(self.eager_calls).values()) + sum(dict(self.captures).values())
+        counts = self.counts()
+        return int(sum((*counts["eager_calls"].values(), *counts["graph_captures"].values())))
 
     def add(self, function: "Captured") -> None:
         """Include a function in `reset`."""

@@ -321,10 +321,10 @@ class CompositeDistribution(ActionDistribution):
         if self._num_choices:
             logits = legal_alone(logits.float(), mask, illegal)
             self._choices = Categorical(choices.rows(logits), None)
+        self._each = [part for part in (self._choices, normal) if part is not None]
 
-    def _joined(self, choices: Tensor | None, numbers: Tensor | None) -> Tensor:
-        """Put choices [..., F] int64 and numbers [..., U] side by side."""
-        parts = [x for x in (choices, numbers) if x is not None]
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        """Put choices [..., F] int64 and numbers [..., U] side by side, where there are both."""
         return parts[0] if len(parts) == 1 else torch.cat([parts[0].float(), parts[1]], -1)
 
     def _split(self, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,15 +336,11 @@ class CompositeDistribution(ActionDistribution):
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """[..., F] int64, or [..., F + U]."""
-        chosen = None if self._choices is None else self._choices.sample(generator)
-        numbers = None if self._normal is None else self._normal.sample(generator)
-        return self._joined(chosen, numbers)
+        return self._joined([part.sample(generator) for part in self._each])
 
     def mode(self) -> Tensor:
         """[..., F] int64, or [..., F + U]."""
-        chosen = None if self._choices is None else self._choices.mode()
-        numbers = None if self._normal is None else self._normal.mode()
-        return self._joined(chosen, numbers)
+        return self._joined([part.mode() for part in self._each])
 
     def greedy_by(self) -> dict[str, Tensor]:
         """Return logits [..., K] and means [..., U], where there are such."""

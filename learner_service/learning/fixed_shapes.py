@@ -17,18 +17,20 @@ what are no such numbers is kept as its bits, bytes by fours.
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from murmur.learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.minibatches import Pass, shares
-from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm, Round
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.wire.dataset import OBSERVATION
@@ -44,6 +46,70 @@ _MASKS = (OBSERVATION + AGENT_MASK, OBSERVATION + TURN_MASK)
 _SMALL = ("reward", "discount", "step_type", "log_prob", *_MASKS)
 _COUNTED, _FIRST = "weight", "first"
 Arrays = Mapping[str, Tensor]
+
+
+class GraphedAlgorithm(OnPolicyAlgorithm):
+    """Captures each stage of an update on a GPU: the steps on a block of minibatches as one graph.
+
+    An update replays it for each block, so the graphs do not depend on the number of environments.
+    Larger blocks would need fewer launches, but a longer capture. Used by the thread that learns.
+    """
+
+    # stage -> inputs and columns that its steps do not read
+    _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+    @override
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._fixed = FixedShapes(self, self._columns)
+        self._steps_in_graphs = {
+            name: self._fixed.capture_steps(name, step, self._unused.get(name, ()))
+            for name, step in self._each_stage.items()
+        }
+
+    @override
+    def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
+        fixed, rounds = self._fixed, self._rounds()
+        # 1. Inputs, values, returns, weights and the order of all passes: `_rows` and `shuffled`.
+        fixed.load(arrays, number)
+        arrays = self._completed(arrays)
+        words = fixed.pack(arrays)
+        fixed.prepare(words)
+        memory = arrays["memory"][0] if self.memory_size else None
+        # 2. Steps, one replay for each block of minibatches.
+        for names in rounds:
+            seen = words
+            for k in range(self._config.data_passes):
+                if k and self.transforms.draws:  # each pass but the first sees other changes
+                    seen = fixed.pack(arrays, again=True)
+                    fixed.add_columns(seen)
+                for name in names:
+                    for start in range(0, number, self._block):
+                        given = fixed.gather(seen, memory, k, start)
+                        self._call(self._steps_in_graphs[name], given)
+            if names is not rounds[-1]:
+                self._after_round_in_graphs(words, memory, number, names)
+                fixed.add_columns(words)
+
+    def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the arrays of a batch; an algorithm may add some."""
+        return arrays
+
+    def _after_round_in_graphs(
+        self, words: Tensor, memory: Tensor | None, number: int, names: Round
+    ) -> None:
+        """Change the columns of FixedShapes as `_after_round` changes those of rows.
+
+        Args:
+            words: [R, A, W] rows as the first pass has them.
+            memory: [B, A, Z] recurrent state of the policy before the first row, or None.
+            number: number of minibatches.
+            names: stages of the round that has just ended.
+        """
+
+    @override
+    def graph_bytes(self, rows: int) -> float:
+        return self._fixed.expected_bytes(rows)
 
 
 class Part(NamedTuple):
@@ -229,18 +295,14 @@ class FixedShapes:
         """Let the buffers hold a batch; ranks have the same room."""
         algorithm = self._algorithm
         dealt = number * algorithm._width  # places in minibatches, of units
-        per_row = self._spread
+        own = {"steps": steps, "rows": steps * envs, "envs": envs}
         if algorithm.memory_size:
-            own = {"rows": steps * envs, "envs": max(envs, dealt // 2)}
+            own["envs"] = max(envs, dealt // 2)
         else:
-            own = {"rows": max(steps * envs, -(-dealt // (2 * per_row))), "envs": envs}
-        wanted = {
-            k: round(v) for k, v in algorithm._group.agree(own | {"steps": steps}, "max").items()
-        }
+            own["rows"] = max(steps * envs, -(-dealt // (2 * self._spread)))
+        wanted = {k: round(v) for k, v in algorithm._group.agree(own, "max").items()}
         if wanted["steps"] > self._steps:
-            self._steps = (
-                wanted["steps"] if algorithm.memory_size else self._most_steps(wanted["steps"])
-            )
+            self._steps = self._most_steps(wanted["steps"])
         if wanted["rows"] > self._rows:
             self._rows = _room_for(wanted["rows"])
         if wanted["envs"] > self._envs:
@@ -248,8 +310,9 @@ class FixedShapes:
 
     def _most_steps(self, steps: int) -> int:
         """Return the expected number of rows of the longest unroll, its last one included."""
-        configured = self._algorithm._config.unroll_steps
-        if configured:
+        if self._algorithm.memory_size:  # `lengthened` has made it the longest
+            return steps
+        if configured := self._algorithm._config.unroll_steps:
             return max(steps, configured + 1)
         longest = min(MOST_STEPS, self._algorithm._spec.max_episode_steps or MOST_STEPS) + 1
         # Unrolls get longer when sessions are lost: others fill what an update wants.
@@ -311,19 +374,15 @@ class FixedShapes:
         given = {prefix + k: x for k, x in arrays.items() if k in own or k.startswith(OBSERVATION)}
         if not remembers:
             given = {k: x.flatten(0, 1) for k, x in given.items()}
-        count = next(iter(given.values())).shape[int(remembers)]
+        axis = int(remembers)  # of rows, or behind time of environments
+        count = next(iter(given.values())).shape[axis]
         for start in range(0, count, size):
             stop = min(start + size, count)
             targets, sources = {}, {}
             for name, x in given.items():
-                if remembers:
-                    shape = (len(x), size, *x.shape[2:])
-                    targets[name] = self.buffer(name, shape, x.dtype)[:, : stop - start]
-                    sources[name] = x[:, start:stop]
-                else:
-                    shape = (size, *x.shape[1:])
-                    targets[name] = self.buffer(name, shape, x.dtype)[: stop - start]
-                    sources[name] = x[start:stop]
+                shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+                targets[name] = self.buffer(name, shape, x.dtype).narrow(axis, 0, stop - start)
+                sources[name] = x.narrow(axis, start, stop - start)
             copy_by_type(targets, sources)
             yield start, stop
 
@@ -440,8 +499,9 @@ class FixedShapes:
             for k, x in given.items()
             if k.startswith(_FLAT)
         }
-        spread_out = {k: spread(x) for k, x in given.items() if k.startswith(_VALUE)}
-        values = {k.removeprefix(_VALUE): x for k, x in spread_out.items()}
+        values = {
+            k.removeprefix(_VALUE): spread(x) for k, x in given.items() if k.startswith(_VALUE)
+        }
         columns, weight, batch_scalars = algorithm._learnable(
             Rollout(arrays, []), values, (t1 - 1) * b
         )
@@ -498,13 +558,11 @@ class FixedShapes:
             order = order.index_select(0, hidden.index_select(0, order).sort(stable=True).indices)
             unit = order.index_select(0, dealt)
             of_this = known & (unit < units)
-            if not remembers:
-                given["order"][k].copy_(unit.where(of_this, last))
-                continue
-            given["order"][k].copy_(unit.where(of_this, 0))
-            t = torch.arange(steps - 1, device=device).view(1, -1, 1)
-            row = t * b + unit.view(-1, 1, width)  # [minibatches, L, width]
-            given["rows"][k].copy_(row.where(of_this.view(-1, 1, width), last).flatten())
+            given["order"][k].copy_(unit.where(of_this, 0 if remembers else last))
+            if remembers:
+                t = torch.arange(steps - 1, device=device).view(1, -1, 1)
+                row = t * b + unit.view(-1, 1, width)  # [minibatches, L, width]
+                given["rows"][k].copy_(row.where(of_this.view(-1, 1, width), last).flatten())
 
     # --- 4. minibatches -----------------------------------------------------------------------
 
@@ -604,10 +662,7 @@ def _room_for(count: int) -> int:
 def _inputs(name: str, found: dict[str, Tensor]) -> Inputs:
     """Take what `_named_inputs` named out of arrays; a layer reads it as it lies in memory."""
     stored, vector = (found.pop(f"{name}/{part}", None) for part in ("stored", "vector"))
-    return Inputs(
-        None if stored is None else stored.contiguous(),
-        None if vector is None else vector.contiguous(),
-    )
+    return Inputs(stored, vector).each(Tensor.contiguous)
 
 
 def _named_inputs(name: str, inputs: Inputs) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 `OnPolicyAlgorithm.update` is the whole of it. On a CPU it finds returns and weights of all rows
 (`_rows`), deals these to minibatches and runs the stages' steps on them. On a GPU it replays CUDA
-graphs, which do the same to padded rows: see graphed.py and fixed_shapes.py.
+graphs, which do the same to padded rows: see fixed_shapes.py.
 """
 
 import math
@@ -54,43 +54,35 @@ class Schedule:
     def __init__(
         self,
         optimizers: list[torch.optim.Optimizer],
-        entropy_weight: float,
-        anneal_updates: int,
-        final_lr_fraction: float,
+        config: OnPolicyCriticConfig,
         device: torch.device,
-        *,
-        static: bool,
     ) -> None:
         """Take over the optimisers' learning rates as those of the first update.
 
         Args:
             optimizers: optimisers with the learning rates to lower.
-            entropy_weight: weight of the entropy in the first update.
-            anneal_updates: updates until the entropy's weight is 0; 0: no annealing.
-            final_lr_fraction: fraction of the learning rates that is left then.
-            device: the optimisers'.
-            static: learning rates are tensors, as a CUDA graph needs them; else numbers.
+            config: `anneal_updates`, and the two that fall over them, `entropy_weight` to 0 and the
+                rates to `final_lr_fraction` of themselves.
+            device: device of the optimisers.
         """
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._first_rates = [float(group["lr"]) for group in self._groups]
         self._rates = list(self._first_rates)
-        self._first_weight, self._over = entropy_weight, anneal_updates
-        self._final = final_lr_fraction
-        self._static, self._done = static, 0.0
+        self._config, self._done = config, 0.0
         self._on_device = torch.tensor(self._first_rates, device=device)
-        self.entropy_weight = torch.tensor(entropy_weight, device=device)
+        self.entropy_weight = torch.tensor(config.entropy_weight, device=device)
 
     def set(self, updates: float) -> None:
         """Set both for the next update."""
-        done = annealed(0.0, 1.0, updates, self._over)
-        share = 1 - (1 - self._final) * done
+        c = self._config
+        done = annealed(0.0, 1.0, updates, c.anneal_updates)
+        share = 1 - (1 - c.final_lr_fraction) * done
         if done != self._done:  # each is a launch
             self._done = done
             self._rates = [rate * share for rate in self._first_rates]
-            self.entropy_weight.fill_(self._first_weight * (1 - done))
-            if self._static:
-                for i, rate in enumerate(self._rates):
-                    self._on_device[i].fill_(rate)
+            self.entropy_weight.fill_(c.entropy_weight * (1 - done))
+            for i, rate in enumerate(self._rates):
+                self._on_device[i].fill_(rate)
         self.restore()
 
     def rates(self, counts: Tensor) -> Tensor:
@@ -136,14 +128,7 @@ class OnPolicyAlgorithm(ActorCritic[Rollout]):
         c = self._config
         self.unroll_length, self.unrolls_per_update = c.unroll_steps, c.unrolls_per_update
         self.rows_per_update = c.batch_size * c.batch_number
-        self._schedule = Schedule(
-            [optimizer for optimizer, _ in self._learned],
-            c.entropy_weight,
-            c.anneal_updates,
-            c.final_lr_fraction,
-            device,
-            static=self._static,
-        )
+        self._schedule = Schedule([optimizer for optimizer, _ in self._learned], c, device)
         self._counts = {"updates": 0}
         self._each_stage = self._stages()
 

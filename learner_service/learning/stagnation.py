@@ -91,6 +91,11 @@ class Evidence:
         return max(1.0, steps / max(1, episodes))
 
     @property
+    def reward(self) -> float:
+        """Mean reward of a step, in size: the larger one of untrained and latest episodes."""
+        return max(abs(self.recent.mean), abs(self.untrained.mean)) / self.length
+
+    @property
     def rates(self) -> dict[str, float]:
         """Learning rates by key."""
         known = ("lr", "actor_lr", "critic_lr")
@@ -283,7 +288,7 @@ def _of_values(e: Evidence) -> Iterator[Cause]:
             f"try {key} 3 times higher and lower",
         )
     largest = max(abs(x) for x in (*e.recent, *e.untrained))
-    each = max(abs(e.recent.mean), abs(e.untrained.mean)) / e.length
+    each = e.reward
     rewards = e.option("normalize_rewards")
     units = o.get("normalize_rewards", False)
     if rewards and not units and (each > 300 or 0 < each < 1e-5):
@@ -333,22 +338,12 @@ def _of_exploration(e: Evidence) -> Iterator[Cause]:
     if weight is None:
         return
     discrete = e.at_bounds is None
+    stays = f"the policy stays as random as at first (entropy {entropy:.3g}, then {before:.3g})"
     if weight >= 0.1 and entropy > (0.9 * before if discrete else before + 0.2):
-        yield Cause(
-            95,
-            f"the policy stays as random as at first (entropy {entropy:.3g}, then {before:.3g}) "
-            f"with {key}={weight:g}",
-            key,
-            f"set {key}=0.01",
-        )
+        yield Cause(95, f"{stays} with {key}={weight:g}", key, f"set {key}=0.01")
     elif discrete and entropy >= 0.985 * before:
         key = e.option("actor_lr", "lr") or key
-        yield Cause(
-            42,
-            f"the policy stays as random as at first (entropy {entropy:.3g}, then {before:.3g})",
-            key,
-            f"raise {key} 3 times",
-        )
+        yield Cause(42, stays, key, f"raise {key} 3 times")
     elif (before > 0 and entropy < 0.1 * before) or entropy < before - 3:
         yield Cause(
             90,
@@ -362,8 +357,7 @@ def _of_exploration(e: Evidence) -> Iterator[Cause]:
 def _of_temperature(e: Evidence, entropy: float, before: float) -> Iterator[Cause]:
     """Yield causes of a soft actor-critic, whose temperature sets its entropy."""
     o, temperature = e.options, e.losses.get("temperature", 0.0)
-    first = o["initial_temperature"]
-    each = max(abs(e.recent.mean), abs(e.untrained.mean)) / e.length
+    first, each = o["initial_temperature"], e.reward
     target = o.get("target_entropy", -1.0)
     key = "algorithm.initial_temperature"
     if first >= 1 and temperature * max(abs(entropy), 0.1) > 3 * each:

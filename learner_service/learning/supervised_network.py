@@ -7,11 +7,10 @@ A subclass names its POLICY, makes `network` in `_build`, and learns in `_learn`
 calls are `Precision.step` and `follow`. Its `evaluate` passes the score to `_judge`.
 """
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -25,18 +24,13 @@ from murmur.learner_service.layers.casting import publish, snapshot
 from murmur.learner_service.layers.dropout import draw_from
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.learning.options import GradNorm
+from murmur.learner_service.learning.returns import target_of
 from murmur.learner_service.learning.supervised import Supervised, SupervisedConfig
 from murmur.learner_service.storage.samples import SampleBatch
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.samples import IMAGE, MASK, SampleSpec
 
-M = TypeVar("M", bound=nn.Module)
 _SOON = 10  # updates after which the average spans half of the updates so far
-
-
-def averaged(network: M) -> M:
-    """A copy that will hold the average; it is never trained itself."""
-    return copy.deepcopy(network).eval().requires_grad_(False)
 
 
 def decay_after(updates: float, decay: float) -> float:
@@ -170,7 +164,7 @@ class SupervisedNetwork(Supervised):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._build()
-        self.average = averaged(self.network).to(device)
+        self.average = target_of(self.network).eval().to(device)
         self.network.to(device)
         draw_from(self.network, self._generator)
         self._rate = torch.zeros((), device=device)

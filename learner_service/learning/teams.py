@@ -104,11 +104,6 @@ class GraphsOfTeams(Graphs):
                     total[metric][labels] = total[metric].get(labels, 0) + count
         return total
 
-    @property
-    @override
-    def unsettled(self) -> int:
-        return sum(graphs.unsettled for graphs in self._every)
-
 
 class Teams(Algorithm[Rollout]):
     """Lets each team's algorithm learn from the team's rows. Used by the thread that learns."""

@@ -42,7 +42,7 @@ class Curriculum:
             size: number of learners, which each see a share of the episodes.
         """
         self.courses = courses
-        self.current, self.last = self._values(lambda course: 0.0), self._values(lambda course: 1.0)
+        self.current, self.last = self._values(0.0), self._values(1.0)
         self._finished: deque[tuple[Values, Mapping[str, float]]] = deque(maxlen=_MOST_FINISHED)
         self._windows: dict[str, deque[float]] = {
             name: deque(maxlen=math.ceil(when.over_episodes / size))
@@ -51,12 +51,11 @@ class Curriculum:
         # Finished episodes that began at each level, of this learner.
         self._episodes = {name: [0] * len(x.levels) for name, x in courses.items() if x.levels}
 
-    def _values(self, share: Callable[[Course], float]) -> Values:
+    def _values(self, share: float) -> Values:
         """Return the values after a share of each course, 0 to 1."""
-        at = {name: (course, share(course)) for name, course in self.courses.items()}
         return Values(
-            {name: course.at(x) for name, (course, x) in at.items()},
-            {name: course.level_at(x) for name, (course, x) in at.items() if course.levels},
+            {name: course.at(share) for name, course in self.courses.items()},
+            {name: x.level_at(share) for name, x in self.courses.items() if x.levels},
         )
 
     def _thresholds(self) -> dict[str, Threshold]:

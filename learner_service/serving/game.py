@@ -29,7 +29,7 @@ EPISODES = 50.0  # against an opponent that its score is made of, roughly
 _LEAST = 0.05  # weight of an opponent that is always beaten
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Opponent:
     """A policy to play against.
 

@@ -236,16 +236,13 @@ class League:
         Returns:
             [n, A] or [n, A, U] on the host for each session.
         """
-        members: dict[int, list[tuple[int, int]]] = {}  # opponent -> (game, environment)
+        members: dict[Opponent | None, list[tuple[int, int]]] = {}  # -> (game, environment)
         for game, (pairing, _) in enumerate(games):
             for env, opponent in enumerate(pairing.opponents):
-                members.setdefault(id(opponent), []).append((game, env))
-        groups = []
-        for places in members.values():
-            game, env = places[0]
-            opponent = games[game][0].opponents[env]
+                members.setdefault(opponent, []).append((game, env))
+        groups, agents = [], games[0][1].reward.shape[1]
+        for opponent, places in members.items():
             policy = latest if opponent is None else opponent.policy
-            agents = games[0][1].reward.shape[1]
             memory = self._load_memory(games, places, agents, policy.memory_size)
             groups.append(ForwardRows(policy, _rows(games, places), memory))
         self._kept.wait()

@@ -4,7 +4,6 @@ Runs on one event loop in a thread of its own; inference and learning run elsewh
 """
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +21,6 @@ from murmur.shared.wire.channel import SERVER_OPTIONS, STOPPING, stream_handler
 from murmur.shared.wire.credentials import CredentialFolder, server_credentials
 
 _MORE_STREAMS = 256
-_STOP_POLL_S = 0.01
 _STOP_S = 3.0  # for sessions to notice that they have ended
 
 
@@ -123,9 +121,8 @@ class RolloutServer:
 
     async def _streams_end(self) -> None:
         """Wait until all streams have ended, in bounded time."""
-        deadline = time.monotonic() + _STOP_S
-        while self._streams and time.monotonic() < deadline:
-            await asyncio.sleep(_STOP_POLL_S)
+        if self._streams:
+            await asyncio.wait(self._streams, timeout=_STOP_S)
 
     async def _play(self, _requests: object, context: Context) -> None:
         """Serve one session, from Hello to the end of its stream."""

@@ -27,7 +27,7 @@ class DeviceClock:
         """Begin at zero."""
         self.cuda = device.type == "cuda"
         self._lock = threading.Lock()
-        self._pieces: deque[_Work] = deque()  # that are not counted yet, as they were begun
+        self._pieces: deque[_Work] = deque()  # that are not counted yet
         self._seconds: dict[str, float] = {}
         self._any = self._beside = 0.0
         self._until = 0.0  # the total counts up to here
@@ -74,36 +74,28 @@ class DeviceClock:
 
     def _count(self) -> None:
         """Count pieces that have ended, in the order of their beginnings; the lock is held."""
-        pieces = [self._pieces.popleft() for _ in range(len(self._pieces))]
-        over = [piece.over for piece in pieces]  # first: what has not begun then, begins later
-        done = sorted(
-            (self._time(p.begun), self._time(cast("float", p.ended)), i)
-            for i, (p, ended) in enumerate(zip(pieces, over, strict=True))
-            if ended
-        )
-        under_way = [
-            self._time(p.begun)
-            for p, ended in zip(pieces, over, strict=True)
-            if not ended and _passed(p.begun)
-        ]
+        waiting: list[_Work] = []
+        over: list[_Work] = []
+        for _ in range(len(self._pieces)):
+            piece = self._pieces.popleft()
+            (over if piece.over else waiting).append(piece)
+        done = [(self._time(p.begun), self._time(cast("float", p.ended)), p) for p in over]
+        # Asked after `over`: what has not begun by now begins later than all that is done.
+        under_way = [self._time(p.begun) for p in waiting if _passed(p.begun)]
         first = min(under_way, default=float("inf"))
-        counted = set()
-        for begun, ended, i in done:
+        for begun, ended, piece in sorted(done, key=lambda times: times[:2]):
             if begun > first:
-                break
-            counted.add(i)
-            kind, took = pieces[i].kind, ended - begun
-            alone = max(0.0, ended - max(begun, self._until))
-            self._seconds[kind] = self._seconds.get(kind, 0.0) + took
+                waiting.append(piece)
+                continue
+            took, alone = ended - begun, max(0.0, ended - max(begun, self._until))
+            self._seconds[piece.kind] = self._seconds.get(piece.kind, 0.0) + took
             self._any += alone
             self._beside += took - alone
             self._until = max(self._until, ended)
-        for i in counted:
-            marks = (pieces[i].begun, pieces[i].ended)
-            self._free += [
-                m for m in marks if isinstance(m, torch.cuda.Event) and m is not self._zero
-            ]
-        self._pieces.extendleft(p for i, p in reversed([*enumerate(pieces)]) if i not in counted)
+            for mark in (piece.begun, piece.ended):
+                if isinstance(mark, torch.cuda.Event) and mark is not self._zero:
+                    self._free.append(mark)
+        self._pieces.extend(waiting)
 
     def _time(self, mark: "float | torch.cuda.Event") -> float:
         """When a mark was, in seconds from some moment on."""

@@ -84,7 +84,7 @@ def learned(
             learning = [own for _, own, learns in algorithm._members if learns]
         for own in learning:
             if isinstance(own, OnPolicyAlgorithm):
-                own._static = own._schedule._static = True
+                own._static = True
             own.graphs.enabled = captured
         counts, scalars = list[Counts](), dict[str, Tensor]()
         for batch in every[group.rank]:
@@ -158,7 +158,7 @@ def pretend_captures(rank: int) -> None:
 
     def static(self: OnPolicyAlgorithm, *arguments: Any) -> None:
         build(self, *arguments)
-        self._static = self._schedule._static = True
+        self._static = True
 
     Graphs.__init__ = enabled  # type: ignore[method-assign]
     OnPolicyAlgorithm.__init__ = static  # type: ignore[method-assign]

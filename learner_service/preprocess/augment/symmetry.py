@@ -140,11 +140,9 @@ def _of_array(
             found.append(turned.flatten())
         return _Table(torch.stack(found).to(device))
     size = array.shape[-1] if array.shape else 1
-    index, signs, offsets = [], [], []
-    for change in changes:
-        index.append((change and change.order) or tuple(range(size)))
-        signs.append((change and change.signs) or (1.0,) * size)
-        offsets.append((change and change.offsets) or (0.0,) * size)
+    index = [(change and change.order) or tuple(range(size)) for change in changes]
+    signs = [(change and change.signs) or (1.0,) * size for change in changes]
+    offsets = [(change and change.offsets) or (0.0,) * size for change in changes]
     dtype = getattr(torch, array.dtype)
 
     def numbers(rows: list[tuple[float, ...]], neutral: float) -> Tensor | None:

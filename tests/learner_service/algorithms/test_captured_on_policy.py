@@ -107,7 +107,7 @@ def build(name: str, captured: bool) -> Algorithm[Any]:
         PluginConfig(**options), spec, network, Precision(precision, CPU), CPU, 5
     )
     assert isinstance(algorithm, Mappo | Coma)
-    algorithm._static = algorithm._schedule._static = True
+    algorithm._static = True
     algorithm.graphs.enabled = captured
     if "augmented" in name:
         algorithm.transforms = Transforms((), Rotated())

@@ -53,7 +53,7 @@ def build(options: dict[str, Any], recurrent: int = 0) -> OnPolicyAlgorithm:
     config = PluginConfig(name=options["name"], **plain_data(settled))
     built = build_algorithm(config, SPEC, network, precision, CPU, 5)
     assert isinstance(built, OnPolicyAlgorithm)
-    built._static = built._schedule._static = True
+    built._static = True
     built.graphs.enabled = True
     return built
 

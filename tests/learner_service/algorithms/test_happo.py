@@ -261,7 +261,7 @@ def test_updates_of_fixed_shapes_are_those_of_a_cpu(recurrent: int) -> None:
     found = []
     for static in (False, True):
         happo = make(spec, **PASSES, recurrent=recurrent, batch_size=90)
-        happo._static = happo._schedule._static = static
+        happo._static = static
         happo.graphs.enabled = False
         batch = rollout(make(spec, **PASSES, recurrent=recurrent), spec, 0, (0, 2))
         batch.arrays["log_prob"] += 0.2

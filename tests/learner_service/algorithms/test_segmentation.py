@@ -17,9 +17,9 @@ from murmur.learner_service.algorithms.segmentation import (
     network_input,
 )
 from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.returns import target_of
 from murmur.learner_service.learning.supervised import build_supervised
 from murmur.learner_service.learning.supervised_network import (
-    averaged,
     decay_after,
     follow,
     learning_rate,
@@ -117,7 +117,7 @@ def test_average_by_hand() -> None:
     assert decay_after(10_000, 0.99) == 0.99
     network = nn.Linear(1, 1, bias=False)
     nn.init.constant_(network.weight, 2.0)
-    average = averaged(network)
+    average = target_of(network).eval()
     nn.init.constant_(network.weight, 6.0)
     follow(average, network, torch.tensor(0.25))
     assert average.weight.item() == 3  # 2 + (6 - 2) / 4

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.layers.stacked import sharing_agents
-from murmur.learner_service.learning.fixed_shapes import packed, unpacked
-from murmur.learner_service.learning.graphed import GraphedAlgorithm
+from murmur.learner_service.learning.fixed_shapes import GraphedAlgorithm, packed, unpacked
 from murmur.learner_service.learning.returns import ValueNorm
 from murmur.learner_service.preprocess.running_moments import crowd
 from murmur.learner_service.storage.rollout import Batch, transitions
@@ -104,7 +103,7 @@ def test_returns_are_those_of_a_cpu() -> None:
     batch.arrays["step_type"][3:, 1] = int(StepType.ABORTED)
     assert isinstance(plain, Mappo)
     learn(padded, batch)
-    plain._static = plain._schedule._static = False
+    plain._static = False
     rows = plain._rows(batch)
     fixed = padded._fixed
     for name in ("log_prob", "advantage", "target"):
