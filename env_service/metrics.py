@@ -124,9 +124,8 @@ def register_counter(name: str, registry: CollectorRegistry) -> Counter:
 
 def _register_gauge(name: str, registry: CollectorRegistry) -> Gauge:
     """Register a gauge of the table; the server reports the sum over its running workers."""
-    metric = _find(name)
-    name, mode = PREFIX + name, "livesum"
-    return Gauge(name, metric.meaning, metric.labels, registry=registry, multiprocess_mode=mode)
+    row, name = _find(name), PREFIX + name
+    return Gauge(name, row.meaning, row.labels, registry=registry, multiprocess_mode="livesum")
 
 
 def set_info(registry: CollectorRegistry, run: str, environment: str, mode: str) -> None:
@@ -150,15 +149,15 @@ class TreeCpu(Collector):
 
 REASONS = ("raised", "contents", "hung", "died", "memory")  # of murmur_env_episodes_dropped_total
 MOVES = ("balance", "lost", "full")  # of murmur_env_sessions_moved_total
+_WAYS = ("sent", "received")
 
 
 class WorkerMetrics:
     """Counts of one worker process. Used by the worker's one thread.
 
     Attributes:
-        episodes, rows_unanswered, messages_sent, messages_received, bytes_sent, bytes_received,
-        reconnects, sessions: plain counts; add to them, `flush` reports them.
-        moved: plain counts of moved sessions by reason, one of MOVES.
+        counts: counts that `flush` will report, by "counter" or "counter/label"; add to them.
+        sessions: number of sessions that a learner has welcomed.
     """
 
     STATES = ("step", "pack", "unpack", "wait")
@@ -170,36 +169,26 @@ class WorkerMetrics:
             mode: label of the sessions: "train", "evaluate" or "supply".
             registry: registry of the metrics.
         """
-        self.episodes = self.rows_unanswered = 0
-        self.messages_sent = self.messages_received = 0
-        self.bytes_sent = self.bytes_received = 0
-        self.reconnects = self.sessions = 0
-        self._dropped = dict.fromkeys(REASONS, 0.0)
-        self.moved = dict.fromkeys(MOVES, 0.0)
-        self._seconds = dict.fromkeys(self.STATES, 0.0)
-        self._state, self._since = "wait", time.monotonic()
-
-        messages = register_counter("messages", registry)
-        volume = register_counter("bytes", registry)
-        self._steps = register_counter("steps", registry).labels(mode)
-        self._counters = {
-            "episodes": register_counter("episodes", registry).labels(mode),
-            "rows_unanswered": register_counter("rows_unanswered", registry),
-            "messages_sent": messages.labels("sent"),
-            "messages_received": messages.labels("received"),
-            "bytes_sent": volume.labels("sent"),
-            "bytes_received": volume.labels("received"),
-            "reconnects": register_counter("reconnects", registry),
+        self._totals = {
+            name: register_counter(name, registry)
+            for name in ("rows_unanswered", "reconnects", "cpu_seconds", "cpu_wait_seconds")
         }
-        self._by_label = [
-            (self._seconds, register_counter("seconds", registry)),
-            (self._dropped, register_counter("episodes_dropped", registry)),
-            (self.moved, register_counter("sessions_moved", registry)),
-        ]
-        self._cpu = register_counter("cpu_seconds", registry)
-        self._cpu_wait = register_counter("cpu_wait_seconds", registry)
-        self._cpu_reported = self._cpu_wait_reported = 0.0
-        self._sessions = _register_gauge("sessions", registry)
+        self._totals["episodes"] = register_counter("episodes", registry).labels(mode)
+        for name, labels in (
+            ("messages", _WAYS),
+            ("bytes", _WAYS),
+            ("seconds", self.STATES),
+            ("episodes_dropped", REASONS),
+            ("sessions_moved", MOVES),
+        ):
+            total = register_counter(name, registry)
+            self._totals |= {f"{name}/{label}": total.labels(label) for label in labels}
+        self.counts = dict.fromkeys(self._totals, 0.0)
+        self._steps = register_counter("steps", registry).labels(mode)
+        self.sessions, self._sessions = 0, _register_gauge("sessions", registry)
+        self._seconds = dict.fromkeys(self.STATES, 0.0)  # a quicker look-up than in `counts`
+        self._state, self._since = "wait", time.monotonic()
+        self._cpu = self._cpu_wait = 0.0  # that was counted
 
     def enter(self, state: str) -> None:
         """Count the worker's time as `state` from now on."""
@@ -216,22 +205,20 @@ class WorkerMetrics:
 
     def drop_episodes(self, reason: str, episodes: int) -> None:
         """Count episodes that never ended; `reason` is one of REASONS."""
-        self._dropped[reason] += episodes
+        self.counts[f"episodes_dropped/{reason}"] += episodes
 
     def flush(self) -> None:
         """Report everything counted since the last flush."""
         self.enter(self._state)
-        for name, total in self._counters.items():
-            total.inc(getattr(self, name))
-            setattr(self, name, 0)
-        for counts, total in self._by_label:
-            for label, count in counts.items():
-                total.labels(label).inc(count)
-                counts[label] = 0.0
+        for state, seconds in self._seconds.items():
+            self.counts[f"seconds/{state}"] = seconds
+            self._seconds[state] = 0.0
         cpu = time.process_time()
-        self._cpu.inc(cpu - self._cpu_reported)
-        self._cpu_reported = cpu
-        waited = max(cpu_wait_seconds(threading.get_native_id()), self._cpu_wait_reported)
-        self._cpu_wait.inc(waited - self._cpu_wait_reported)
-        self._cpu_wait_reported = waited
+        waited = max(cpu_wait_seconds(threading.get_native_id()), self._cpu_wait)
+        self.counts["cpu_seconds"] += cpu - self._cpu
+        self.counts["cpu_wait_seconds"] += waited - self._cpu_wait
+        self._cpu, self._cpu_wait = cpu, waited
+        for key, total in self._totals.items():
+            total.inc(self.counts[key])
+            self.counts[key] = 0.0
         self._sessions.set(self.sessions)

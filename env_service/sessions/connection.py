@@ -167,8 +167,8 @@ class Call:
                 raise
             raise await self._over() from None
         self.written += 1
-        self._metrics.messages_sent += 1
-        self._metrics.bytes_sent += len(message)
+        self._metrics.counts["messages/sent"] += 1
+        self._metrics.counts["bytes/sent"] += len(message)
 
     async def tell(self, notices: Notices) -> None:
         """Send the notices that are pending.
@@ -194,8 +194,8 @@ class Call:
                 raise
         if not isinstance(message, bytes):  # None or grpc.aio.EOF
             raise await self._over()
-        self._metrics.messages_received += 1
-        self._metrics.bytes_received += len(message)
+        self._metrics.counts["messages/received"] += 1
+        self._metrics.counts["bytes/received"] += len(message)
         return message
 
     async def close(self) -> None:

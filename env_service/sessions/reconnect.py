@@ -88,7 +88,7 @@ class ReconnectPolicy:
             ConnectionLostError: if no session has had a learner for give_up_after_s;
                 RunCompleteError if the run of the last one is complete.
         """
-        self._metrics.reconnects += 1
+        self._metrics.counts["reconnects"] += 1
         if error.code in FINAL:
             raise MurmurError(f"learner at {learner} refused the session: {error.details}")
         if advice := _handshake_advice(learner, error.details):
