@@ -5,7 +5,6 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from google.protobuf.message import DecodeError
 from grpc import aio
 
 from murmur.env_service.metrics import WorkerMetrics
@@ -13,9 +12,10 @@ from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.addresses import is_loopback, learner_addresses
 from murmur.shared.process.errors import WireError
-from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import MAX_MESSAGE_BYTES, METHOD
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import channel_options
+from murmur.shared.wire.codec import parse
 from murmur.shared.wire.credentials import (
     CredentialFolder,
     Credentials,
@@ -142,14 +142,10 @@ class Call:
         await self.write(pb.WorkerMessage(hello=hello).SerializeToString())
         reply = await self.read()
         try:
-            message = pb.LearnerMessage.FromString(reply)
-        except DecodeError as error:
-            raise WireError(
-                f"the learner's answer to Hello is no LearnerMessage: {error}"
-            ) from None
-        if message.WhichOneof("message") != "welcome":
-            raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
-        return message.welcome
+            welcome: pb.Welcome = parse(pb.LearnerMessage, reply, "welcome", MAX_MESSAGE_BYTES)
+        except WireError as error:
+            raise WireError(f"the learner's answer to Hello: {error}") from None
+        return welcome
 
     async def write(self, message: bytes) -> None:
         """Send a message.

@@ -225,7 +225,7 @@ def test_a_welcome_of_the_wrong_size_is_refused() -> None:
 
 def test_an_answer_to_hello_that_is_no_message_is_refused() -> None:
     """Found by the conformance kit: the worker died, was started again, died, …"""
-    wanted = pytest.raises(WireError, match="answer to Hello is no LearnerMessage")
+    wanted = pytest.raises(WireError, match="answer to Hello: message is no LearnerMessage")
     with TinyLearner(answer_to_hello=b"\xff\xff") as learner, wanted:
         play(experiment(learner.address), lambda: False)
 
