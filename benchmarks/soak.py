@@ -42,13 +42,14 @@ from murmur.doctor.machine import RESULTS
 from murmur.env_service.environment import make_environment
 from murmur.env_service.metrics import WorkerMetrics
 from murmur.env_service.sessions.connection import Connection
-from murmur.env_service.sessions.reconnect import FINAL, Disconnected
+from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.sessions.worker import Stream, hello_of
 from murmur.kit.certs import make_certificates
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import FINAL
 from murmur.shared.wire.credentials import Role
 from murmur.shared.wire.timestep import StepType
 

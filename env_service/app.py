@@ -13,7 +13,7 @@ from multiprocessing import connection, resource_tracker
 from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from murmur.env_service.metrics import TreeCpu, counter, set_info
+from murmur.env_service.metrics import TreeCpu, register_counter, set_info
 from murmur.env_service.sessions.connection import learner_credentials
 from murmur.env_service.watchdog.descendants import (
     Guardian,
@@ -108,7 +108,7 @@ def run_env_server(
         _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
         registry.register(TreeCpu())
         set_info(registry, config.run.name, config.environment.name or config.source.name, mode)
-        restarts = counter("murmur_env_worker_restarts_total", registry)
+        restarts = register_counter("worker_restarts", registry)
         name = f"{os.getpid()}.{time.monotonic_ns()}."  # unique on this machine
         workers = [
             WorkerProcess(config, first_worker + i, evaluate, folder, name)

@@ -13,12 +13,14 @@ from pydantic import BaseModel, TypeAdapter
 import murmur
 from murmur.doctor.machine import ROOT
 from murmur.env_service.metrics import METRICS as ENV_METRICS
+from murmur.env_service.metrics import PREFIX
 from murmur.learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.runs.settings import default_of, fields
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.episode_options import EnvironmentConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.plugins import load_plugin, plugin_names
+from murmur.shared.process.metric import Metric
 
 FOLDER = ROOT / "docs" / "reference"
 _NOTE = "Written by `python -m murmur.reference`; a test compares this page with the code."
@@ -193,19 +195,15 @@ def _described(name: str, member: Any, level: int = 2) -> list[str]:  # noqa: AN
 def _metrics() -> str:
     head = ("metric", "kind", "labels", "meaning", "if it looks wrong")
 
-    def table(prefix: str, metrics: Iterable[tuple[str, str, tuple[str, ...], str, str]]) -> str:
+    def table(prefix: str, metrics: Iterable[Metric]) -> str:
         rows = []
-        for name, kind, labels, meaning, remedy in metrics:
-            shown = ", ".join(f"`{label}`" for label in labels)
-            rows.append((f"`{prefix}{name}`", kind, shown, meaning, remedy))
+        for m in metrics:
+            name = prefix + m.name + "_total" * (m.kind == "counter")
+            labels = ", ".join(f"`{label}`" for label in m.labels)
+            rows.append((f"`{name}`", m.kind, labels, m.meaning, m.remedy))
         return _table(head, rows)
 
-    learner = (
-        (m.name + "_total" * (m.kind == "counter"), m.kind, m.labels, m.meaning, m.remedy)
-        for m in LEARNER_METRICS
-    )
-    server = ((m.name, m.kind, m.labels, m.meaning, m.remedy) for m in ENV_METRICS)
-    of_learner, of_server = table("murmur_learner_", learner), table("", server)
+    of_learner, of_server = table("murmur_learner_", LEARNER_METRICS), table(PREFIX, ENV_METRICS)
     return _page("Metrics", _METRICS, "## Learner", of_learner, "## Environment server", of_server)
 
 

@@ -5,7 +5,6 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from google.protobuf.message import DecodeError
 from grpc import aio
 
 from murmur.env_service.metrics import WorkerMetrics
@@ -13,9 +12,10 @@ from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.addresses import is_loopback, learner_addresses
 from murmur.shared.process.errors import WireError
-from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import MAX_MESSAGE_BYTES, METHOD
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import channel_options
+from murmur.shared.wire.codec import parse
 from murmur.shared.wire.credentials import (
     CredentialFolder,
     Credentials,
@@ -142,14 +142,10 @@ class Call:
         await self.write(pb.WorkerMessage(hello=hello).SerializeToString())
         reply = await self.read()
         try:
-            message = pb.LearnerMessage.FromString(reply)
-        except DecodeError as error:
-            raise WireError(
-                f"the learner's answer to Hello is no LearnerMessage: {error}"
-            ) from None
-        if message.WhichOneof("message") != "welcome":
-            raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
-        return message.welcome
+            welcome: pb.Welcome = parse(pb.LearnerMessage, reply, "welcome", MAX_MESSAGE_BYTES)
+        except WireError as error:
+            raise WireError(f"the learner's answer to Hello: {error}") from None
+        return welcome
 
     async def write(self, message: bytes) -> None:
         """Send a message.
@@ -167,8 +163,8 @@ class Call:
                 raise
             raise await self._over() from None
         self.written += 1
-        self._metrics.messages_sent += 1
-        self._metrics.bytes_sent += len(message)
+        self._metrics.counts["messages/sent"] += 1
+        self._metrics.counts["bytes/sent"] += len(message)
 
     async def tell(self, notices: Notices) -> None:
         """Send the notices that are pending.
@@ -194,8 +190,8 @@ class Call:
                 raise
         if not isinstance(message, bytes):  # None or grpc.aio.EOF
             raise await self._over()
-        self._metrics.messages_received += 1
-        self._metrics.bytes_received += len(message)
+        self._metrics.counts["messages/received"] += 1
+        self._metrics.counts["bytes/received"] += len(message)
         return message
 
     async def close(self) -> None:

@@ -487,7 +487,7 @@ class _Evaluator:
                 await stream.write(pack_notices([Notice(GIVEN_UP, self._limit_key, str(error))]))
                 await stream.close()
                 raise
-        self._metrics.episodes += len(seeds)
+        self._metrics.counts["episodes"] += len(seeds)
         await stream.close()
         if recorder is not None:
             recorder.keep()

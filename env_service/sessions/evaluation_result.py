@@ -1,7 +1,6 @@
 """The result of an evaluation: every metric of its episodes, and their summary."""
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -64,9 +63,10 @@ class EvaluationResult:
 
     def to_json(self) -> str:
         """Return summary, episodes and mean curves over episodes as one JSON object."""
-        with np.errstate(invalid="ignore"):
-            counts = {k: (~np.isnan(c)).sum(axis=0) for k, c in self.curves.items()}
-            means = {k: np.nansum(c, axis=0) / counts[k] for k, c in self.curves.items()}
+        means = {
+            name: np.ma.masked_array(curves, np.isnan(curves)).mean(axis=0)
+            for name, curves in self.curves.items()
+        }
         data: dict[str, Any] = {
             "environment": self.environment,
             "policy": self.policy,
@@ -74,14 +74,9 @@ class EvaluationResult:
             "episodes": len(next(iter(self.metrics.values()))),
             "summary": {name: asdict(summary) for name, summary in self.summary().items()},
             "metrics": {name: values.tolist() for name, values in self.metrics.items()},
-            "mean_curves": {name: _no_nan(values) for name, values in means.items()},
+            "mean_curves": {name: mean.tolist() for name, mean in means.items()},  # masked: None
         }
         return json.dumps(data, indent=1)
-
-
-def _no_nan(values: NDArray[np.float64]) -> list[float | None]:
-    """Replace NaN by None, as JSON has no NaN."""
-    return [None if math.isnan(v) else v for v in values.tolist()]
 
 
 def joined_result(

@@ -331,7 +331,7 @@ class Ranks:
         chosen = await self._least_loaded(choice)
         if old is not None and chosen is not old:
             reason = "full" if old.full else "lost"
-            self._metrics.moved[reason] += 1
+            self._metrics.counts[f"sessions_moved/{reason}"] += 1
             logger.info(
                 "learner at %s is %s: a session goes to %s", old.address, reason, chosen.address
             )
@@ -353,7 +353,7 @@ class Ranks:
                 continue
             more, less = self._amount(mine), self._amount(its)
             if worth_moving(more, less, choice.weight, self._random()):
-                self._metrics.moved["balance"] += 1
+                self._metrics.counts["sessions_moved/balance"] += 1
                 logger.info(
                     "a session moves from learner %s (load %d) to %s (load %d)",
                     here.address,

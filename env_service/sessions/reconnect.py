@@ -13,20 +13,12 @@ from murmur.env_service.metrics import WorkerMetrics
 from murmur.shared.config.experiment import EnvServerConfig
 from murmur.shared.process.errors import ConnectionLostError, MurmurError, RunCompleteError
 from murmur.shared.process.process import Backoff
-from murmur.shared.wire.channel import RUN_COMPLETE, proxy_in_use
+from murmur.shared.wire.channel import FINAL, RUN_COMPLETE, proxy_in_use
 
 logger = logging.getLogger("murmur")
 
 _REMIND_EVERY_S = 30.0  # between two lines that say what the worker waits for
 
-# Status codes that are not retried; every other one is.
-FINAL = {
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
 # A part of gRPC's text about a failed connection -> its cause and fix; the first one counts.
 _ADVICE = {
     "certificate has expired": "the learner's certificate has ended: renew it there with "
@@ -88,7 +80,7 @@ class ReconnectPolicy:
             ConnectionLostError: if no session has had a learner for give_up_after_s;
                 RunCompleteError if the run of the last one is complete.
         """
-        self._metrics.reconnects += 1
+        self._metrics.counts["reconnects"] += 1
         if error.code in FINAL:
             raise MurmurError(f"learner at {learner} refused the session: {error.details}")
         if advice := _handshake_advice(learner, error.details):

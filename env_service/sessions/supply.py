@@ -27,7 +27,7 @@ from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import WireError
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec, unpack_grant
+from murmur.shared.wire.sample_codec import Grant, SampleCodec, broken_sample, unpack_grant
 from murmur.shared.wire.samples import SPLITS, samples_to_proto
 from murmur.shared.wire.timestep import Array
 
@@ -123,7 +123,7 @@ class SupplySession:
 
     def _read_samples(
         self, grant: Grant, metrics: WorkerMetrics
-    ) -> tuple[list[dict[str, Array]], list[Broken]]:
+    ) -> tuple[list[dict[str, Array]], list[pb.BrokenSample]]:
         """Read the samples of a grant; return the arrays of intact ones, and the broken ones."""
         metrics.enter("step")
         samples, broken = [], []
@@ -133,7 +133,7 @@ class SupplySession:
             try:
                 samples.append(read_sample(self._source, SPLITS[grant.split], index))
             except BrokenSample as error:
-                broken.append(Broken(index, error.reason, error.detail))
+                broken.append(broken_sample(index, error.reason, error.detail))
                 self._broken_lines += 1
                 if self._broken_lines <= _MAX_BROKEN_LINES:
                     logger.warning("sample %d of '%s': %s", index, SPLITS[grant.split], error)

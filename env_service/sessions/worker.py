@@ -179,13 +179,13 @@ class WorkerSession:
         while True:
             metrics.count_rows(len(self._slots))
             over = int(np.count_nonzero(environment.over))
-            metrics.episodes += over - environment.num_aborted
+            metrics.counts["episodes"] += over - environment.num_aborted
             try:
                 if environment.notices.pending:
                     await stream.tell(environment.notices)
                 action = await stream.exchange(timestep)
             except BaseException:
-                metrics.rows_unanswered += len(self._slots)
+                metrics.counts["rows_unanswered"] += len(self._slots)
                 raise
             if self._stop.is_set() or leaving.is_set():
                 return await stream.close()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.shared.config import PluginConfig
-from murmur.shared.config.extras import extra_of, missing_advice
+from murmur.shared.config.extras import advising
 from murmur.shared.config.plugins import plugin_failures, resolve_plugin
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.traces import error_message
@@ -76,15 +76,9 @@ def make_source(plugin: PluginConfig) -> Source:
         ConfigError: if there is no such source, an option is wrong, or it cannot be built.
     """
     found = resolve_plugin("source", plugin)
-    with plugin_failures(f"source '{plugin.name}'"):
-        try:
-            return _checked(plugin.name, found.module.build(found.options))
-        except ModuleNotFoundError as error:
-            extra = extra_of(error.name or "")
-            if extra is None:
-                raise
-            advice = missing_advice(error.name or "", extra)
-            raise ConfigError(f"source '{plugin.name}': {advice}") from None
+    what = f"source '{plugin.name}'"
+    with plugin_failures(what), advising(f"{what}: "):
+        return _checked(plugin.name, found.module.build(found.options))
 
 
 def notices_of(source: Source) -> Notices:

@@ -20,7 +20,7 @@ from murmur.shared.process.errors import MurmurError, SpecError, WireError
 from murmur.shared.process.process import end_process, logger
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.notices import NOTICES_TAG, unpack_notices
-from murmur.shared.wire.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
+from murmur.shared.wire.sample_codec import MAX_GRANT, Grant, SampleCodec, pack_grant
 from murmur.shared.wire.samples import (
     MASK,
     SPLITS,
@@ -165,7 +165,7 @@ class SupplyDesk:
         store: SampleStore,
         request: Grant,
         arrays: dict[str, Array],
-        broken: list[Broken],
+        broken: list[pb.BrokenSample],
     ) -> None:
         """Give samples to the store, count them, and name broken ones."""
         try:
@@ -179,7 +179,7 @@ class SupplyDesk:
             if fresh:
                 self._note_broken(request, broken)
 
-    def _note_broken(self, request: Grant, broken: list[Broken]) -> None:
+    def _note_broken(self, request: Grant, broken: list[pb.BrokenSample]) -> None:
         split = SPLITS[request.split]
         for b in broken:
             if len(self._reasons) < _MAX_REASONS:

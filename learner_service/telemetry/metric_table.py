@@ -1,7 +1,6 @@
 """The table of the learner's metrics, from which docs/reference/metrics.md is written."""
 
-from dataclasses import dataclass
-from functools import partial
+from murmur.shared.process.metric import counter, gauge, histogram
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 _ACTING_S = (
@@ -11,32 +10,6 @@ _ACTING_S = (
 _SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _UPDATE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAGS = (0, 1, 2, 3, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One row of docs/reference/metrics.md.
-
-    Attributes:
-        kind: counter, gauge or histogram.
-        name: metric's name without the prefix `murmur_learner_` and Prometheus' suffix.
-        meaning: quantity that it counts.
-        remedy: advice for when it looks wrong.
-        labels: its labels.
-        buckets: upper bounds of a histogram's buckets.
-    """
-
-    kind: str
-    name: str
-    meaning: str
-    remedy: str = ""
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-
-counter = partial(Metric, "counter")
-gauge = partial(Metric, "gauge")
-histogram = partial(Metric, "histogram")
 
 KEPT = (
     gauge(

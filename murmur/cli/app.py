@@ -17,7 +17,7 @@ import typer.core
 from rich.console import Console
 from typing_extensions import override
 
-from murmur.shared.config.extras import DISTRIBUTION, extra_of, missing_advice
+from murmur.shared.config.extras import DISTRIBUTION, advising
 from murmur.shared.config.plugin_folders import look_in
 from murmur.shared.config.section import nearest
 from murmur.shared.process.errors import ConfigError, MurmurError
@@ -217,14 +217,10 @@ def _run() -> None:
     look_in()  # what is named as module:Name may lie in the working directory
     try:
         _refuse_removed(sys.argv[1:])
-        app(prog_name="murmur")
+        with advising():
+            app(prog_name="murmur")
     except MurmurError as error:
         _fail(str(error))
-    except ModuleNotFoundError as error:
-        extra = extra_of(error.name or "")
-        if extra is None:
-            raise
-        _fail(missing_advice(error.name or "", extra))
     except OSError as error:
         known = disk_error(error)
         if known is None:

@@ -25,12 +25,10 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     figures, span = after.device, after.time - before.time
     if gpu := _gpu(figures):
         lines.append(gpu)
-    used = figures.get("utilization_ratio")
-    if used is not None and busy > _BUSY and used < _APART * busy:
+    if evidence := small_kernels(busy, figures.get("utilization_ratio")):
         lines.append(
-            f"the device waits for launches: kernels run {percent(used)} of the time by NVML, "
-            f"work is under way {percent(busy)} by CUDA events; CUDA graphs (learner.cuda_graph), "
-            "larger batches"
+            f"the device waits for launches: {evidence}; CUDA graphs (learner.cuda_graph), larger "
+            "batches"
         )
     limits = [k.removeprefix("throttled_") for k, v in figures.items() if "throttled_" in k and v]
     if limits:
@@ -46,6 +44,21 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
         lines += _rates(before.device, figures, span)
         lines += _graphs(before, after)
     return lines
+
+
+def small_kernels(busy: float, used: float | None) -> str:
+    """Return text that shows that a device waits for launches of kernels; "" if it does not.
+
+    Args:
+        busy: share of time in which it works, as `busy_text` takes it.
+        used: share in which kernels ran, by NVML; None: unknown.
+    """
+    if used is None or busy <= _BUSY or used >= _APART * busy:
+        return ""
+    return (
+        f"kernels run {percent(used)} of the time by NVML, while work is under way "
+        f"{percent(busy)} by CUDA events"
+    )
 
 
 def busy_text(busy: float, used: float | None) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from murmur.doctor.causes import Finding, environments_side_by_side, find, side
+from murmur.doctor.device_report import small_kernels
 from murmur.doctor.gpu_waits import GpuWait, gpu_waits
 from murmur.doctor.group_diagnosis import RankFigures, advice
 from murmur.doctor.latency import latency_lines
@@ -34,8 +35,6 @@ _MOST_TIMES = 64  # as many environment servers is as far as advice goes
 _WORTH = 1.02  # times as fast: less is no remedy
 _LATE = 0.1  # share of the time that acts wait, where it sets the rate
 _NEARLY = 0.85  # busier than this, a station sets the rate
-_SMALL = 0.6  # NVML's share below this part of the busy share: kernels are small
-_BUSY = 0.3  # below it the device has too little work to tell
 
 _MORE_AT_ONCE = (
     "more environments act at once, so an update has fewer steps of each, or takes more rows and "
@@ -208,18 +207,11 @@ def _causes(m: Measured, after: Snapshot, device: float, gpu: Sequence[GpuWait])
         for w in gpu
     ]
     used = after.device.get("utilization_ratio")
-    if used is not None and behind is None and device > _BUSY and used < _SMALL * device:
+    if used is not None and behind is None and (evidence := small_kernels(device, used)):
         share = m.learn * (1 - used / device)
         if limit == "learning":  # it is what the learning waits for
             share = max(share, 1.0 if m.learn > _NEARLY else m.wait_learning)
-        waits.append(
-            Finding(
-                "kernels",
-                share,
-                f"kernels run {100 * used:.0f} % of the time by NVML, while work is under way "
-                f"{100 * device:.0f} % by CUDA events",
-            )
-        )
+        waits.append(Finding("kernels", share, evidence))
     if any(w.name in (*_SLOW_UPDATES, "kernels") for w in waits):  # why updates take long
         found = [f for f in found if f.name != "learning"]
     return sorted([*waits, *found], key=lambda finding: -finding.score)

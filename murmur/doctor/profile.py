@@ -21,7 +21,7 @@ from murmur.learner_service.telemetry.profile_files import (
     RUNNING,
     TRACE,
 )
-from murmur.runs.run_folder import ProgressTail, RunFolder
+from murmur.runs.run_folder import LineTail, RunFolder
 from murmur.shared.process.errors import ResourceError
 from murmur.shared.process.files import write_whole
 from murmur.text import number, plain
@@ -119,11 +119,11 @@ def _require_learner(run: RunFolder) -> None:
 def _follow(running: Path, run: RunFolder, wanted: int, shown: Status) -> None:
     """Wait until the learner is done with the request, and show how many updates it has."""
     shown.update(f"recording {wanted} updates")
-    tail = ProgressTail(run.progress_file, skip=True)
+    tail = LineTail(run.progress_file, skip=True)
     first = None  # the first update after the request only warms up
     heard = time.monotonic()
     while running.exists():
-        for line in tail:
+        for line in tail.records():
             heard = time.monotonic()
             if line.get("kind") == "progress":
                 first = line["updates"] if first is None else first

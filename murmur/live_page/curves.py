@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from murmur.runs.run_folder import ProgressTail, RunFolder
+from murmur.runs.run_folder import LineTail, RunFolder
 from murmur.shared.process.ledger import since
 
 MOST_POINTS = 512  # then two neighbors become one
@@ -134,7 +134,7 @@ class CurveReader:
     def __init__(self, file: Path) -> None:
         """Begin at the file's start; it need not exist yet."""
         self.curves, self.behind = Curves(), False
-        self._file, self._tail = file, ProgressTail(file)
+        self._file, self._tail = file, LineTail(file)
         self._status: os.stat_result | None = None
         self.replaced()
         self._steps = self.steps()
@@ -162,7 +162,7 @@ class CurveReader:
 
     def steps(self) -> Iterator[None]:
         """Take all that is new, a step for each record."""
-        for record in self._tail:
+        for record in self._tail.records():
             self.take(record)
             yield
 

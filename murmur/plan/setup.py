@@ -21,7 +21,7 @@ from murmur.plan.costs import Window, costs_of, load_costs, run_window, window
 from murmur.plan.forecast import Basis, Size, system_of
 from murmur.plan.model import Costs
 from murmur.plan.simulate import Limits, Simulation
-from murmur.runs.run_folder import ProgressTail, RunFolder
+from murmur.runs.run_folder import LineTail, RunFolder
 from murmur.shared.config.cores import available_cores
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.plugins import resolve_plugin
@@ -245,9 +245,9 @@ def _record(processes: Processes, enough: Callable[[dict[str, Any]], bool]) -> d
         RuntimeError: if the learner ends, with the last lines of the logs.
     """
     deadline = time.monotonic() + _TIMEOUT_S
-    tail = ProgressTail(processes.folder / "progress.jsonl", skip=True)
+    tail = LineTail(processes.folder / "progress.jsonl", skip=True)
     while time.monotonic() < deadline:
-        for record in tail:
+        for record in tail.records():
             if record.get("kind") == "progress" and record["work"]["requests"] and enough(record):
                 return record
         if processes.learner.status() == psutil.STATUS_ZOMBIE:

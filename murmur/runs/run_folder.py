@@ -239,7 +239,7 @@ class RunFolder:
         found: list[dict[str, Any]] = []
         every, last = 1, None
         for i, line in enumerate(
-            line for line in ProgressTail(self.progress_file) if line.get("kind") == kind
+            line for line in LineTail(self.progress_file).records() if line.get("kind") == kind
         ):
             last = line
             if i % every:
@@ -311,17 +311,9 @@ class LineTail:
         except OSError:
             return
 
-
-class ProgressTail:
-    """Iterator over the records that were added to a progress file since the last look."""
-
-    def __init__(self, path: Path, *, skip: bool = False) -> None:
-        """Begin at the file's start, or behind what is there; it need not exist yet."""
-        self._lines = LineTail(path, skip=skip)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Return each new record; a torn line, left by a killed process, is passed over."""
-        return _records(self._lines)
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Return the record of each new line; a torn one, left by a killed process, has none."""
+        return _records(self)
 
 
 def _records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:

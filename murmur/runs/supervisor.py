@@ -22,7 +22,7 @@ from typing import Any
 
 from murmur.runs.child import Child, ChildError, murmur_command
 from murmur.runs.log_errors import TROUBLE
-from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
+from murmur.runs.run_folder import EPISODE, LineTail, RunFolder
 from murmur.runs.servers import ServerRecorder
 from murmur.runs.settings import setting
 from murmur.shared.process.addresses import host_and_port, own_client_host
@@ -99,8 +99,8 @@ class Supervisor:
         self._say = say
         self._on_progress = on_progress
         self._on_trouble = on_trouble
-        self._tail = ProgressTail(run.progress_file, skip=resume)
-        self._notices = ProgressTail(run.path / NOTICES, skip=resume)  # others were said before
+        self._tail = LineTail(run.progress_file, skip=resume)
+        self._notices = LineTail(run.path / NOTICES, skip=resume)  # others were said before
         self._noticed = set[str]()
         self._servers = ServerRecorder(run)
         self._learners = learners
@@ -213,12 +213,12 @@ class Supervisor:
             self._tells_start = False
             for line in lines:
                 self._say(line)
-        for record in self._tail:
+        for record in self._tail.records():
             self.progressed = True
             for child in [self.learner, *self.others]:
                 child.settled = True
             self._on_progress(record)
-        for notice in self._notices:
+        for notice in self._notices.records():
             text = str(notice.get("text"))
             if text not in self._noticed:  # several learners may say it
                 self._noticed.add(text)

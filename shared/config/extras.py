@@ -65,8 +65,11 @@ def missing_advice(module: str, extra: str) -> str:
 
 
 @contextlib.contextmanager
-def advising() -> Iterator[None]:
+def advising(what: str = "") -> Iterator[None]:
     """Replace ModuleNotFoundError by install instructions; a context or a decorator.
+
+    Args:
+        what: beginning of the message, such as "source 'faces': ".
 
     Raises:
         ConfigError: if the missing module is an optional dependency.
@@ -77,7 +80,7 @@ def advising() -> Iterator[None]:
         extra = extra_of(error.name or "")
         if extra is None:
             raise
-        raise ConfigError(missing_advice(error.name or "", extra)) from None
+        raise ConfigError(what + missing_advice(error.name or "", extra)) from None
 
 
 def _checkout() -> Path | None:

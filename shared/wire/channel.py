@@ -17,6 +17,14 @@ MAX_HELLO_BYTES = 1024 * 1024
 # murmur.learner_service.serving.admission).
 _MAX_RECEIVED_BYTES = PART_BYTES + ENCODING_BYTES
 
+# Statuses of a refusal for good; a client reconnects after every other one.
+FINAL = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
 # Details of the status UNAVAILABLE that ends streams.
 STOPPING, RUN_COMPLETE = "the learner is stopping; reconnect", "the run is complete"
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,19 +36,16 @@ class Grant(NamedTuple):
     indices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A sample that cannot be read.
+def broken_sample(index: int, reason: str, detail: str) -> pb.BrokenSample:
+    """Return a sample that cannot be read; its detail becomes one short, printable line.
 
-    Attributes:
+    Args:
         index: index of the sample in its split.
         reason: slug for the metric's label.
         detail: message that names the file.
     """
-
-    index: int
-    reason: str
-    detail: str
+    line = "".join(c if c.isprintable() else "?" for c in detail[:_MAX_DETAIL])
+    return pb.BrokenSample(index=index, reason=reason, detail=line)
 
 
 def pack_grant(grant: Grant) -> bytes:
@@ -98,10 +94,13 @@ class SampleCodec:
         self._by_count: dict[int, tuple[Layout, list[Frame]]] = {}
         self._buffer = memoryview(bytearray())
         self._part = self._filled = 0
-        self._broken: list[Broken] = []
+        self._broken: list[pb.BrokenSample] = []
 
     def messages(
-        self, grant: Grant, samples: Sequence[dict[str, Array]], broken: Sequence[Broken]
+        self,
+        grant: Grant,
+        samples: Sequence[dict[str, Array]],
+        broken: Sequence[pb.BrokenSample],
     ) -> list[bytes]:
         """Encode the answer to a grant as messages, in order.
 
@@ -112,11 +111,7 @@ class SampleCodec:
         """
         messages = []
         if broken:
-            named = [
-                pb.BrokenSample(index=b.index, reason=b.reason, detail=_printable(b.detail))
-                for b in broken
-            ]
-            answer = pb.Samples(sequence=grant.sequence, broken=named)
+            answer = pb.Samples(sequence=grant.sequence, broken=broken)
             messages.append(pb.WorkerMessage(samples=answer).SerializeToString())
         if not samples:
             return messages
@@ -127,7 +122,9 @@ class SampleCodec:
                 view[row] = sample[array.name]
         return messages + list(split(frames, grant.sequence, payload))
 
-    def receive(self, message: bytes, grant: Grant) -> tuple[dict[str, Array], list[Broken]] | None:
+    def receive(
+        self, message: bytes, grant: Grant
+    ) -> tuple[dict[str, Array], list[pb.BrokenSample]] | None:
         """Decode the next message; None if the answer to the grant has further ones.
 
         Returns:
@@ -197,9 +194,9 @@ class SampleCodec:
                     f"sample {b.index} is broken for the reason {b.reason[:40]!r}; a reason has 1 "
                     "to 32 of a-z, 0-9 and _"
                 )
-        self._broken = [Broken(b.index, b.reason, _printable(b.detail)) for b in samples.broken]
+        self._broken = [broken_sample(b.index, b.reason, b.detail) for b in samples.broken]
 
-    def _finish(self, views: list[Array]) -> tuple[dict[str, Array], list[Broken]]:
+    def _finish(self, views: list[Array]) -> tuple[dict[str, Array], list[pb.BrokenSample]]:
         """Return the whole answer to a grant, and reset for the next one."""
         names = (array.name for array in self._spec.arrays)
         arrays = dict(zip(names, views, strict=False))  # none if all samples are broken
@@ -224,9 +221,3 @@ class SampleCodec:
         if len(self._buffer) < num_bytes:
             self._buffer = memoryview(bytearray(num_bytes))
         return self._buffer[:num_bytes]
-
-
-def _printable(detail: str) -> str:
-    """Return a detail as one printable line of at most _MAX_DETAIL characters."""
-    short = detail[:_MAX_DETAIL]
-    return "".join(c if c.isprintable() else "?" for c in short)

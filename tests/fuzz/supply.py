@@ -37,7 +37,7 @@ from murmur.shared.process.process import logger
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.codec import Frame
-from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec
+from murmur.shared.wire.sample_codec import Grant, SampleCodec, broken_sample
 from murmur.shared.wire.samples import (
     SPLITS,
     SampleSpec,
@@ -542,6 +542,6 @@ def _answers(messages: list[bytes]) -> tuple[list[bytes], str]:
         good = [i for i in indices if grant.split or i != 4]
         whole = Grant(sequence, grant.epoch, grant.split, tuple(indices))
         samples = [SOURCE.read(SPLITS[grant.split], i) for i in good]
-        broken = [Broken(4, "unreadable", "toy-4.png")] * (len(indices) - len(good))
+        broken = [broken_sample(4, "unreadable", "toy-4.png")] * (len(indices) - len(good))
         answers += SampleCodec(SOURCE.spec).messages(whole, samples, broken)
     return answers, "supplied"

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from murmur.env_service.metrics import METRICS as ENV_METRICS
+from murmur.env_service.metrics import PREFIX
 from murmur.learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -22,11 +23,14 @@ def rules() -> list[dict[str, Any]]:
 
 def served() -> set[str]:
     """Every series name that the two services and the recording rules give."""
-    learner = {
-        f"murmur_learner_{m.name}{suffix}" for m in LEARNER_METRICS for suffix in _SUFFIXES[m.kind]
+    tables = {"murmur_learner_": LEARNER_METRICS, PREFIX: ENV_METRICS}
+    series = {
+        f"{prefix}{m.name}{suffix}"
+        for prefix, metrics in tables.items()
+        for m in metrics
+        for suffix in _SUFFIXES[m.kind]
     }
-    recorded = {rule["record"] for rule in rules() if "record" in rule}
-    return learner | {m.name for m in ENV_METRICS} | recorded
+    return series | {rule["record"] for rule in rules() if "record" in rule}
 
 
 def named(query: str) -> set[str]:

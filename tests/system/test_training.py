@@ -282,7 +282,8 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     log = (run.run / "logs" / "env-server.log").read_text()
     environment = _scrape(int(log.split("http://127.0.0.1:")[1].split()[0]))
     for metric in ENV_METRICS:
-        assert any(k.split("{")[0].startswith(metric.name) for k in environment), metric.name
+        name = f"murmur_env_{metric.name}"
+        assert any(k.split("{")[0].startswith(name) for k in environment), name
     run.close()
     board = EventAccumulator(str(run.run / "tensorboard"))
     board.Reload()

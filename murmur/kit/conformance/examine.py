@@ -26,6 +26,7 @@ from murmur.kit.conformance.samples import SamplePlayer
 from murmur.shared.process.errors import ConfigError, ConnectionLostError, SpecError
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import FINAL
 from murmur.shared.wire.credentials import CredentialFolder
 from murmur.shared.wire.spec import MAX_NAME_CHARACTERS
 from murmur.text import plain
@@ -40,13 +41,6 @@ _KILL_AFTER_S = 15.0
 # How the learner leaves after each act; the contract's keys "again ..." say what must follow.
 _CONSEQUENCES = (*_STATUSES, "cut", "frozen", "GOAWAY")
 _FULL: Status = (grpc.StatusCode.RESOURCE_EXHAUSTED, "conformance: one session at a time")
-REFUSALS = (
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
 
 _SHOWN = 3  # findings of one kind
 
@@ -128,7 +122,7 @@ class Examination:
                 elif complete:
                     await self._refuse_for_good()
             if command:
-                for code in REFUSALS:
+                for code in FINAL:
                     await self._refused_process(command, code)
                 assert self._player is not None
                 for name, messages in self._player.wrong_answers.items():
@@ -349,11 +343,11 @@ class Examination:
     async def _refuse_for_good(self) -> None:
         """Refuse every session; none may connect a second time."""
         self._say("refused for good")
-        self._refuse_everybody(REFUSALS[0])
+        self._refuse_everybody(FINAL[0])
         await asyncio.sleep(self._limits.quiet_s)
         names = [who for _, who in self._refused]
         twice = next((n for n in names if names.count(n) > 1), None)
-        problem = None if twice is None else f"'{twice}' reconnected after {REFUSALS[0].name}"
+        problem = None if twice is None else f"'{twice}' reconnected after {FINAL[0].name}"
         if names:
             self.checklist.note("refused", problem)
 

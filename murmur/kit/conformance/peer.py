@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Self
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc import aio
 
 from murmur.shared.process.errors import ResourceError, WireError
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import SERVER_OPTIONS, stream_handler
+from murmur.shared.wire.channel import MAX_HELLO_BYTES, SERVER_OPTIONS, stream_handler
+from murmur.shared.wire.codec import parse
 from murmur.shared.wire.credentials import CredentialFolder, server_credentials
 from murmur.shared.wire.notices import NOTICES_TAG, Notice, unpack_notices
 
@@ -63,14 +63,9 @@ class Session:
             self.silent, self.problem = True, "the stream ended before Hello"
             return
         try:
-            message = pb.WorkerMessage.FromString(first)
-        except DecodeError as error:
-            self.problem = f"the first message is no WorkerMessage: {error}"
-            return
-        if message.WhichOneof("message") == "hello":
-            self.hello = message.hello
-        else:
-            self.problem = f"the first message is '{message.WhichOneof('message')}', not 'hello'"
+            self.hello = parse(pb.WorkerMessage, first, "hello", MAX_HELLO_BYTES)
+        except WireError as error:
+            self.problem = f"the first message: {error}"
 
     @property
     def name(self) -> str:

@@ -51,7 +51,8 @@ class Workers:
         """Sessions that moved for a reason, reported or not yet."""
         total = "murmur_env_sessions_moved_total"
         reported = [r.get_sample_value(total, {"reason": reason}) or 0 for r in self._registries]
-        return int(sum(reported) + sum(metrics.moved[reason] for metrics in self.metrics))
+        waiting = (metrics.counts[f"sessions_moved/{reason}"] for metrics in self.metrics)
+        return int(sum(reported) + sum(waiting))
 
     def play(self, until: Callable[[], Awaitable[object] | object]) -> None:
         """Play until a condition holds."""
@@ -137,7 +138,7 @@ def test_a_learner_that_comes_later_gets_its_share() -> None:
             return counts([first, second]) == [16, 16]
 
         workers.play(even)
-        rows = [metrics.rows_unanswered for metrics in workers.metrics]
+        rows = [metrics.counts["rows_unanswered"] for metrics in workers.metrics]
     assert sum(rows) == 0
     assert workers.moved("balance") >= 4
 
@@ -292,7 +293,7 @@ def test_a_refusal_for_want_of_room_moves_a_session() -> None:
             error = Disconnected(grpc.StatusCode.RESOURCE_EXHAUSTED, "learner.max_sessions=1")
             assert choice.pause_s(error) <= config.env_server.reconnect_min_s
             assert await ranks.choose(choice) is other
-            assert metrics.moved == {"balance": 0, "lost": 0, "full": 1}
+            assert [metrics.counts[f"sessions_moved/{reason}"] for reason in MOVES] == [0, 0, 1]
             choice.rank = other  # lost, but not long enough to be given up
             choice.pause_s(Disconnected(grpc.StatusCode.UNAVAILABLE, "gone"))
             assert await ranks.choose(choice) is other

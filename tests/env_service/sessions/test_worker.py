@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from murmur.env_service.environment import VectorEnvironment, make_environment
 from murmur.env_service.envs.spread import Config, Spread
-from murmur.env_service.metrics import METRICS, WorkerMetrics
+from murmur.env_service.metrics import METRICS, PREFIX, WorkerMetrics
 from murmur.env_service.sessions.expert import Expert
 from murmur.env_service.sessions.ranks import Ranks
 from murmur.env_service.sessions.worker import (
@@ -149,7 +149,7 @@ def test_every_metric_of_the_table_is_reported() -> None:
     registry = CollectorRegistry()
     WorkerMetrics("train", registry).flush()
     reported = {f.name for f in registry.collect()}
-    table = {m.name.removesuffix("_total") for m in METRICS}
+    table = {PREFIX + m.name for m in METRICS}
     parents = {"murmur_env_worker_restarts", "murmur_env_info", "murmur_env_tree_cpu_seconds"}
     assert table - reported == parents
     assert reported <= table
@@ -225,7 +225,7 @@ def test_a_welcome_of_the_wrong_size_is_refused() -> None:
 
 def test_an_answer_to_hello_that_is_no_message_is_refused() -> None:
     """Found by the conformance kit: the worker died, was started again, died, …"""
-    wanted = pytest.raises(WireError, match="answer to Hello is no LearnerMessage")
+    wanted = pytest.raises(WireError, match="answer to Hello: message is no LearnerMessage")
     with TinyLearner(answer_to_hello=b"\xff\xff") as learner, wanted:
         play(experiment(learner.address), lambda: False)
 

@@ -14,7 +14,7 @@ from murmur.shared.config.section import validate
 from murmur.shared.rpc import METHOD, PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import CredentialFolder, channel_credentials
-from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec, unpack_grant
+from murmur.shared.wire.sample_codec import Grant, SampleCodec, broken_sample, unpack_grant
 from murmur.shared.wire.samples import SPLITS, SampleSpec, samples_to_proto
 from tests.learner_service.running import RunningLearner, running_learner
 from tests.supply.toy_source import ToySource
@@ -86,7 +86,7 @@ class Supplier:
         split = SPLITS[grant.split]
         lost = [i for i in grant.indices if split == "train" and i in broken]
         samples = [SOURCE.read(split, i) for i in grant.indices if i not in lost]
-        named = [Broken(i, "unreadable", f"{i}.png") for i in lost]
+        named = [broken_sample(i, "unreadable", f"{i}.png") for i in lost]
         for message in self.codec.messages(grant, samples, named):
             self.send(message)
 

@@ -16,7 +16,7 @@ import pytest
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.sample_codec import Broken, Grant
+from murmur.shared.wire.sample_codec import Grant, broken_sample
 from murmur.shared.wire.samples import SPLITS
 from tests.learner_service.images.test_supply import SOURCE, Supplier
 from tests.learner_service.networks.plugged import install
@@ -104,7 +104,7 @@ def fewer(supplier: Supplier, grants: list[Grant]) -> str:
 
 
 def broken_twice(supplier: Supplier, grants: list[Grant]) -> str:
-    lost = [Broken(grants[0].indices[0], "unreadable", "x.png")]
+    lost = [broken_sample(grants[0].indices[0], "unreadable", "x.png")]
     (message,) = supplier.codec.messages(grants[0], [], lost)
     supplier.send(message)
     supplier.send(message)

@@ -32,7 +32,7 @@ from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs.evaluation import Recorder, carried_forward, caveat_of_best, to_record
 from murmur.runs.readings import DOWN, UP, best_names, direction
 from murmur.runs.render import draw_episode, recorded_movie, write_movie
-from murmur.runs.run_folder import ProgressTail, RunFolder
+from murmur.runs.run_folder import LineTail, RunFolder
 from murmur.runs.scores import Curve, Metric, completion
 from murmur.runs.settings import changed
 from murmur.shared.config import PluginConfig
@@ -224,14 +224,14 @@ def test_what_changed_names_the_environments_factory() -> None:
 
 def test_progress_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
     file = tmp_path / "progress.jsonl"
-    tail = ProgressTail(file)
-    assert list(tail) == []
+    tail = LineTail(file)
+    assert list(tail.records()) == []
     file.write_text('{"a": 1}\n{"a": 2')
-    assert list(tail) == [{"a": 1}]
+    assert list(tail.records()) == [{"a": 1}]
     with file.open("a") as more:
         more.write("}\n")
-    assert list(tail) == [{"a": 2}]
-    assert list(tail) == []
+    assert list(tail.records()) == [{"a": 2}]
+    assert list(tail.records()) == []
 
 
 def test_checkpoints_are_found_by_name_and_by_path(run: RunFolder) -> None:

@@ -34,8 +34,8 @@ def test_figures_of_a_gpu_in_lines() -> None:
         "NVIDIA H200, driver 570.1, CUDA 12.6, bf16",
         "NVML: kernels run 20 % of the time, sm clock 1620 of 1980 MHz, memory clock 3200 MHz, "
         "340 of 700 W, 30.0 of 140.0 GiB, 85 °C",
-        "the device waits for launches: kernels run 20 % of the time by NVML, work is under way "
-        "90 % by CUDA events; CUDA graphs (learner.cuda_graph), larger batches",
+        "the device waits for launches: kernels run 20 % of the time by NVML, while work is under "
+        "way 90 % by CUDA events; CUDA graphs (learner.cuda_graph), larger batches",
         "clocks are kept down by software_thermal",
     ]
     assert len(device_lines(snapshot(0, {}), snapshot(10, GPU), busy=0.25)) == 2  # it only idles

@@ -8,7 +8,13 @@ import pytest
 from murmur.shared.process.errors import WireError
 from murmur.shared.rpc import ENCODING_BYTES, PART_BYTES
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec, pack_grant, unpack_grant
+from murmur.shared.wire.sample_codec import (
+    Grant,
+    SampleCodec,
+    broken_sample,
+    pack_grant,
+    unpack_grant,
+)
 from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import ArraySpec
 from murmur.shared.wire.timestep import Array
@@ -60,7 +66,7 @@ def test_a_grant_of_what_there_is_not_is_refused(
 def test_samples_there_and_back(side: int, broken: bool) -> None:
     sender, receiver = SampleCodec(spec(side)), SampleCodec(spec(side))
     grant = Grant(5, 0, 0, (8, 3, 1) if broken else (8, 1))
-    lost = [Broken(3, "unreadable", "x.png\n")] if broken else []
+    lost = [broken_sample(3, "unreadable", "x.png\n")] if broken else []
     messages = sender.messages(grant, [sample(side, 8), sample(side, 1)], lost)
     assert len(messages) == (4 if side == 700 else 1) + broken
     assert max(map(len, messages)) <= PART_BYTES + ENCODING_BYTES
@@ -68,7 +74,7 @@ def test_samples_there_and_back(side: int, broken: bool) -> None:
     assert answers[:-1] == [None] * (len(messages) - 1)
     assert answers[-1] is not None
     arrays, named = answers[-1]
-    assert named == [Broken(b.index, b.reason, "x.png?") for b in lost]
+    assert named == [broken_sample(b.index, b.reason, "x.png?") for b in lost]
     assert arrays["image"].shape == (2, 3, side, side)
     assert arrays["image"][:, 0, 0, 0].tolist() == [8, 1]
     assert arrays["mask"][:, -1, -1].tolist() == [0, 1]
@@ -84,8 +90,8 @@ def test_frames_are_what_protobuf_writes() -> None:
 
 def test_a_grant_of_broken_samples_has_no_arrays() -> None:
     codec, grant = SampleCodec(spec(4)), Grant(1, 0, 0, (2,))
-    (message,) = codec.messages(grant, [], [Broken(2, "unreadable", "x")])
-    assert codec.receive(message, grant) == ({}, [Broken(2, "unreadable", "x")])
+    (message,) = codec.messages(grant, [], [broken_sample(2, "unreadable", "x")])
+    assert codec.receive(message, grant) == ({}, [broken_sample(2, "unreadable", "x")])
     (good,) = codec.messages(Grant(2, 0, 0, (1,)), [sample(4, 1)], [])
     assert codec.receive(good, Grant(2, 0, 0, (1,))) is not None
 
