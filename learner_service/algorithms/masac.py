@@ -45,7 +45,7 @@ from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
 from murmur.learner_service.storage.storage import NEXT, observed
-from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
 Term = tuple[Tensor, Tensor]  # a network's output, and d loss / d output
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
@@ -321,13 +321,14 @@ class Masac(OffPolicyAlgorithm):
         rows, alive, sequences = self._transitions(rows)
         c = self._config
         obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
-        reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]
+        # [B, A] sum of n steps; [B, A] or [B, 1] gamma^n, 0 where the episode or a life terminated.
+        reward, discount = rows["reward"], rows["discount"]
         # What each row counts for: each parameter group is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
         if alive is not None:
             masked = sequences is not None
             share = alive * (self._shares / alive_rows(alive, obs, self._group, masked=masked))
-            discount = of_alive(discount, alive_mask(next_obs))
+            discount = of_alive(discount, alive_mask(next_obs.get(AGENT_MASK)))
         # 1. Policies pi(. | o) and pi(. | o') before the update; [B, A, K] or [B, A, 2 U].
         temperature = self.temperature.log.detach().exp()  # alpha: [A] or [1]
         with cast_weights(self._precision, self.actor):
