@@ -364,7 +364,8 @@ class Masac(OffPolicyAlgorithm):
                     terms += [(self.temperature.log.expand_as(log_grad), log_grad)]
         # 6. One backward pass and one step of all; targets follow.
         values, weights = zip(*terms, strict=True)
-        self._precision.backward(values, [self._optimizer], weights)
+        with self._precision.gradients(self._optimizer) as scaled:
+            torch.autograd.backward(values, [scaled(weight) for weight in weights])
         actor_parameters = learned_parameters(self.actor), self._num_slices
         critic_parameters = (
             list(self.critic.parameters()),
