@@ -15,6 +15,7 @@ slices of one stack. One backward pass and one optimiser step serve all of it.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from typing_extensions import override
 
 from murmur.learner_service.layers.building import weight_slices
 from murmur.learner_service.layers.casting import cast_weights, frozen
-from murmur.learner_service.layers.distributions import Categorical, SquashedNormal, one_hot
+from murmur.learner_service.layers.distributions import ActionDistribution, Categorical, one_hot
 from murmur.learner_service.layers.encoded import learned_parameters
 from murmur.learner_service.layers.forward import forward, forward_twice
 from murmur.learner_service.layers.inputs import Inputs, JointInputs, with_action
@@ -122,21 +123,6 @@ def expected_soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Te
     return (log_probs.exp() * (q - temperature.unsqueeze(-1) * log_probs)).sum(-1)
 
 
-def soft_q_target(reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
-    """Target of the critics: r + discount V(s'). No gradient reaches anything.
-
-    Args:
-        reward: [B, A] discounted sum of n steps.
-        discount: [B, A] (or [B, 1]) gamma^n; 0 where the episode terminated, or this agent's life
-            did.
-        value: [B, A] soft value of the state n steps on, by the target critics.
-
-    Returns:
-        [B, A].
-    """
-    return torch.addcmul(reward, discount, value).detach()
-
-
 def temperature_gradient(negative_entropy: Tensor, wanted: Tensor | float, share: Tensor) -> Tensor:
     """Compute d loss / d log alpha = H - H_wanted, of the loss log alpha (H - H_wanted).
 
@@ -161,6 +147,49 @@ class Actor(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+
+
+@dataclass
+class SquashedNormal(ActionDistribution):
+    """tanh of U independent normal variables: actions within (-1, 1).
+
+    Attributes:
+        mean: [..., U] float32 means before squashing.
+        std: [..., U] float32 deviations before squashing.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def rsample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Make an action from noise, differentiable by what made the distribution.
+
+        a = tanh(x), x = mean + std * noise;
+        log pi(a) = sum log N(x) - log(1 - tanh(x)^2), the latter as 2 (log 2 - x - softplus(-2x)),
+        which no large x turns into log 0. Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
+        Applications", appendix C (arXiv:1812.05905).
+
+        Args:
+            noise: [..., U] standard normal.
+
+        Returns:
+            [..., U] action and [...] its log density.
+        """
+        x = torch.addcmul(self.mean, self.std, noise)
+        # softplus(-2x) = -2 F.softplus(x, beta=-2), so this is log(1 - tanh(x)^2) / -2 + log 2.
+        squashing = torch.sub(x, F.softplus(x, beta=-2), alpha=2)
+        constant = (0.5 * math.log(2 * math.pi) + 2 * math.log(2)) * noise.shape[-1]
+        spread = torch.sub(self.std.log(), squashing, alpha=2)
+        return x.tanh(), -constant - torch.addcmul(spread, noise, noise, value=0.5).sum(-1)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Return an action [..., U] alone: without the density it costs a tenth of `rsample`."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return torch.addcmul(self.mean, self.std, noise).tanh()
+
+    def mode(self) -> Tensor:
+        """Return the median [..., U], which squashing keeps; the density may peak elsewhere."""
+        return self.mean.tanh()
 
 
 def squashed_normal(outputs: Tensor) -> SquashedNormal:
@@ -350,8 +379,8 @@ class Masac(OffPolicyAlgorithm):
             rows["action"], (obs, next_obs), inputs, (out, next_out), temperature, share, sequences
         )
         with torch.no_grad():
-            # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5).
-            target = soft_q_target(reward, discount, next_value)
+            # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5), [B, A].
+            target = torch.addcmul(reward, discount, next_value)
             goal = target.unsqueeze(-1).expand_as(q)
             error = q.detach() - goal
             error_weight = (share * rows["weight"].unsqueeze(1)).unsqueeze(-1).expand_as(q)
