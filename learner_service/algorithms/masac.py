@@ -123,24 +123,6 @@ def expected_soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Te
     return (log_probs.exp() * (q - temperature.unsqueeze(-1) * log_probs)).sum(-1)
 
 
-def temperature_gradient(negative_entropy: Tensor, wanted: Tensor | float, share: Tensor) -> Tensor:
-    """Compute d loss / d log alpha = H - H_wanted, of the loss log alpha (H - H_wanted).
-
-    It cools a policy that has more entropy than wanted, and warms one with less. Haarnoja et al.
-    2018, section 5, with log alpha in place of alpha: the sign is that of equation 18, and the step
-    does not fade as alpha does.
-
-    Args:
-        negative_entropy: [B, A] minus the entropy of the policy.
-        wanted: entropy to keep, [B, A] or a number.
-        share: [B, A] weight of each row.
-
-    Returns:
-        [B, A].
-    """
-    return (-wanted - negative_entropy) * share
-
-
 class Actor(nn.Module):
     """A policy network and what its outputs mean."""
 
@@ -386,9 +368,10 @@ class Masac(OffPolicyAlgorithm):
             error_weight = (share * rows["weight"].unsqueeze(1)).unsqueeze(-1).expand_as(q)
             q_grad = torch.ops.aten.mse_loss_backward(error_weight, q.detach(), goal, 0)  # no mean
             terms += [(q, q_grad)]
-            # 5. Temperatures: J_alpha = log alpha (H - H_wanted) (equation 18).
+            # 5. Temperatures: J_alpha = log alpha (H - H_wanted) cools a policy with more entropy
+            # than wanted (equation 18, by log alpha: its step does not fade as alpha does).
             if c.learn_temperature:
-                log_grad = temperature_gradient(negative_entropy, wanted, share)
+                log_grad = (-wanted - negative_entropy) * share
                 with torch.enable_grad():
                     terms += [(self.temperature.log.expand_as(log_grad), log_grad)]
         # 6. One backward pass and one step of all; targets follow.
