@@ -95,7 +95,7 @@ def score(name: str, seed: int, updates: int) -> dict[str, Any]:
     observation = {"observation": torch.ones(len(joint), 2, 1)}
     first, second = algorithm.make_policy().act(observation, None)["action"][0].tolist()
     q = algorithm._outputs(algorithm.values.agents, observation)
-    values = algorithm._mix(algorithm.values, q, joint, None, observation).view(payoffs.shape) / 2
+    values = algorithm._mix(algorithm.values, q, joint, observation).view(payoffs.shape) / 2
     return {
         "greedy, latest weights": float(payoffs[first, second]),
         "largest error": round(float((values - payoffs).abs().max()), 2),

@@ -55,7 +55,7 @@ from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
 from murmur.learner_service.storage.storage import NEXT, observed
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
 _TD3_TARGET_NOISE = 0.2  # section 6.1
 _FEW_ACTIONS = 16  # passes of the critics that an actor update may cost by default
@@ -341,7 +341,7 @@ class Maddpg(OffPolicyAlgorithm):
             next_action = self._choose(out, next_obs)
         joint = with_action(self._joint_inputs(next_obs, next_action), next_action)
         next_q = self._q(self.target_critic, joint, state).amin(-1)  # [B, A]
-        return reward + of_alive(rows["discount"], alive_mask(next_obs)) * next_q
+        return reward + of_alive(rows["discount"], alive_mask(next_obs.get(AGENT_MASK))) * next_q
 
     def _critic_step(
         self,

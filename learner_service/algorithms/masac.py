@@ -15,6 +15,7 @@ slices of one stack. One backward pass and one optimiser step serve all of it.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from typing_extensions import override
 
 from murmur.learner_service.layers.building import weight_slices
 from murmur.learner_service.layers.casting import cast_weights, frozen
-from murmur.learner_service.layers.distributions import Categorical, SquashedNormal, one_hot
+from murmur.learner_service.layers.distributions import ActionDistribution, Categorical, one_hot
 from murmur.learner_service.layers.encoded import learned_parameters
 from murmur.learner_service.layers.forward import forward, forward_twice
 from murmur.learner_service.layers.inputs import Inputs, JointInputs, with_action
@@ -45,7 +46,7 @@ from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
 from murmur.learner_service.storage.storage import NEXT, observed
-from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
 Term = tuple[Tensor, Tensor]  # a network's output, and d loss / d output
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
@@ -122,45 +123,55 @@ def expected_soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Te
     return (log_probs.exp() * (q - temperature.unsqueeze(-1) * log_probs)).sum(-1)
 
 
-def soft_q_target(reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
-    """Target of the critics: r + discount V(s'). No gradient reaches anything.
-
-    Args:
-        reward: [B, A] discounted sum of n steps.
-        discount: [B, A] (or [B, 1]) gamma^n; 0 where the episode terminated, or this agent's life
-            did.
-        value: [B, A] soft value of the state n steps on, by the target critics.
-
-    Returns:
-        [B, A].
-    """
-    return torch.addcmul(reward, discount, value).detach()
-
-
-def temperature_gradient(negative_entropy: Tensor, wanted: Tensor | float, share: Tensor) -> Tensor:
-    """Compute d loss / d log alpha = H - H_wanted, of the loss log alpha (H - H_wanted).
-
-    It cools a policy that has more entropy than wanted, and warms one with less. Haarnoja et al.
-    2018, section 5, with log alpha in place of alpha: the sign is that of equation 18, and the step
-    does not fade as alpha does.
-
-    Args:
-        negative_entropy: [B, A] minus the entropy of the policy.
-        wanted: entropy to keep, [B, A] or a number.
-        share: [B, A] weight of each row.
-
-    Returns:
-        [B, A].
-    """
-    return (-wanted - negative_entropy) * share
-
-
 class Actor(nn.Module):
     """A policy network and what its outputs mean."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+
+
+@dataclass
+class SquashedNormal(ActionDistribution):
+    """tanh of U independent normal variables: actions within (-1, 1).
+
+    Attributes:
+        mean: [..., U] float32 means before squashing.
+        std: [..., U] float32 deviations before squashing.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def rsample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Make an action from noise, differentiable by what made the distribution.
+
+        a = tanh(x), x = mean + std * noise;
+        log pi(a) = sum log N(x) - log(1 - tanh(x)^2), the latter as 2 (log 2 - x - softplus(-2x)),
+        which no large x turns into log 0. Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
+        Applications", appendix C (arXiv:1812.05905).
+
+        Args:
+            noise: [..., U] standard normal.
+
+        Returns:
+            [..., U] action and [...] its log density.
+        """
+        x = torch.addcmul(self.mean, self.std, noise)
+        # softplus(-2x) = -2 F.softplus(x, beta=-2), so this is log(1 - tanh(x)^2) / -2 + log 2.
+        squashing = torch.sub(x, F.softplus(x, beta=-2), alpha=2)
+        constant = (0.5 * math.log(2 * math.pi) + 2 * math.log(2)) * noise.shape[-1]
+        spread = torch.sub(self.std.log(), squashing, alpha=2)
+        return x.tanh(), -constant - torch.addcmul(spread, noise, noise, value=0.5).sum(-1)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Return an action [..., U] alone: without the density it costs a tenth of `rsample`."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return torch.addcmul(self.mean, self.std, noise).tanh()
+
+    def mode(self) -> Tensor:
+        """Return the median [..., U], which squashing keeps; the density may peak elsewhere."""
+        return self.mean.tanh()
 
 
 def squashed_normal(outputs: Tensor) -> SquashedNormal:
@@ -321,13 +332,14 @@ class Masac(OffPolicyAlgorithm):
         rows, alive, sequences = self._transitions(rows)
         c = self._config
         obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
-        reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]
+        # [B, A] sum of n steps; [B, A] or [B, 1] gamma^n, 0 where the episode or a life terminated.
+        reward, discount = rows["reward"], rows["discount"]
         # What each row counts for: each parameter group is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
         if alive is not None:
             masked = sequences is not None
             share = alive * (self._shares / alive_rows(alive, obs, self._group, masked=masked))
-            discount = of_alive(discount, alive_mask(next_obs))
+            discount = of_alive(discount, alive_mask(next_obs.get(AGENT_MASK)))
         # 1. Policies pi(. | o) and pi(. | o') before the update; [B, A, K] or [B, A, 2 U].
         temperature = self.temperature.log.detach().exp()  # alpha: [A] or [1]
         with cast_weights(self._precision, self.actor):
@@ -349,21 +361,23 @@ class Masac(OffPolicyAlgorithm):
             rows["action"], (obs, next_obs), inputs, (out, next_out), temperature, share, sequences
         )
         with torch.no_grad():
-            # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5).
-            target = soft_q_target(reward, discount, next_value)
+            # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5), [B, A].
+            target = torch.addcmul(reward, discount, next_value)
             goal = target.unsqueeze(-1).expand_as(q)
             error = q.detach() - goal
             error_weight = (share * rows["weight"].unsqueeze(1)).unsqueeze(-1).expand_as(q)
             q_grad = torch.ops.aten.mse_loss_backward(error_weight, q.detach(), goal, 0)  # no mean
             terms += [(q, q_grad)]
-            # 5. Temperatures: J_alpha = log alpha (H - H_wanted) (equation 18).
+            # 5. Temperatures: J_alpha = log alpha (H - H_wanted) cools a policy with more entropy
+            # than wanted (equation 18, by log alpha: its step does not fade as alpha does).
             if c.learn_temperature:
-                log_grad = temperature_gradient(negative_entropy, wanted, share)
+                log_grad = (-wanted - negative_entropy) * share
                 with torch.enable_grad():
                     terms += [(self.temperature.log.expand_as(log_grad), log_grad)]
         # 6. One backward pass and one step of all; targets follow.
         values, weights = zip(*terms, strict=True)
-        self._precision.backward(values, [self._optimizer], weights)
+        with self._precision.gradients(self._optimizer) as scaled:
+            torch.autograd.backward(values, [scaled(weight) for weight in weights])
         actor_parameters = learned_parameters(self.actor), self._num_slices
         critic_parameters = (
             list(self.critic.parameters()),

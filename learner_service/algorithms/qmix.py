@@ -39,7 +39,7 @@ from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
 from murmur.learner_service.storage.storage import NEXT, observed
-from murmur.shared.wire.spec import ACTION_MASK
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
 
 _DECAYS = 0.9, 0.999  # of Adam's moments, as usual
 # The second as of the RMSprop with which QPLEX was published. A value that moves by a step moves
@@ -191,7 +191,7 @@ class Qmix(OffPolicyAlgorithm):
         # 2. Targets y, [B, A]; mixed: [B, 1].
         target, beyond = self._target(rows, next_value, next_chooser)
         # 3. Q_tot of the actions taken, and a step down E[w (Q_tot - y)^2] (equation 6).
-        total = self._mix(self.values, q, rows["action"].long(), alive_mask(obs), obs)
+        total = self._mix(self.values, q, rows["action"].long(), obs)
         error = total - target
         weighted = rows["weight"].unsqueeze(1) * error.square()
         rows_counted = None
@@ -249,7 +249,7 @@ class Qmix(OffPolicyAlgorithm):
         next_obs, reward = observed(rows, NEXT), rows["reward"]
         # 2. y = r + gamma Q_tot'(s', argmax_u Q(o', u)), no further than rewards reach.
         best = legal_alone(next_chooser, next_obs.get(ACTION_MASK)).argmax(-1)
-        value = self._mix(self.target, next_value, best, alive_mask(next_obs), next_obs)
+        value = self._mix(self.target, next_value, best, next_obs)
         if self._team:
             reward = reward.sum(1, keepdim=True)
         allowed, beyond = self._allowed(value, reward)
@@ -275,23 +275,16 @@ class Qmix(OffPolicyAlgorithm):
         allowed = values.clamp(lowest / remaining, highest / remaining)
         return allowed, (allowed != values).float().mean()
 
-    def _mix(
-        self,
-        values: Values,
-        q: Tensor,
-        action: Tensor,
-        alive: Tensor | None,
-        obs: Mapping[str, Tensor],
-    ) -> Tensor:
+    def _mix(self, values: Values, q: Tensor, action: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
         """Return the team's values [B, 1] of joint actions, or each agent's [B, A].
 
         Args:
             values: networks, online or target.
             q: [B, A, K] the agents' values of all actions.
             action: [B, A] int64 joint actions.
-            alive: [B, A] result of `alive_mask`; the dead are worth 0.
-            obs: name -> [B, ...] observations.
+            obs: name -> [B, ...] observations; the dead are worth 0.
         """
+        alive = alive_mask(obs.get(AGENT_MASK))  # [B, A]
         taken = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)  # [B, A]
         if isinstance(values.mixer, DuplexMixer):
             best = legal_alone(q, obs.get(ACTION_MASK)).amax(-1)

@@ -1,7 +1,7 @@
 """Mixed precision: autocast, loss scaling, clipping and the optimiser step, in one place."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -130,7 +130,7 @@ class Precision:
         max_norm: float,
         num_slices: int = 1,
     ) -> Tensor:
-        """Backward, unscale, clip the gradient's norm, step.
+        """Find the gradients, unscale, clip the gradient's norm, step.
 
         Args:
             loss: scalar, fp32.
@@ -144,7 +144,8 @@ class Precision:
             the gradient's norm before clipping (the largest agent's), a scalar on the device (no
             synchronisation); 0 where fp16 overflowed, which skips the step and lowers the scale.
         """
-        self.backward([loss], [optimizer])
+        with self.gradients(optimizer) as scaled:
+            torch.autograd.backward(scaled(loss))
         norms = self._clip_for([optimizer], [list(parameters)], max_norm, num_slices)
         self.apply(optimizer)
         return norms[0]
@@ -170,7 +171,8 @@ class Precision:
         """
         optimizers = [optimizer for optimizer, _ in learned]
         values, weights = zip(*terms, strict=True)
-        self.backward(values, optimizers, weights)
+        with self.gradients(*optimizers) as scaled:
+            torch.autograd.backward(values, [scaled(weight) for weight in weights])
         norms = self._clip_for(
             optimizers, [_stepped(optimizer) for optimizer in optimizers], max_norm, num_slices
         )
@@ -183,7 +185,7 @@ class Precision:
         networks: Sequence[tuple[list[nn.Parameter], int]],
         max_norm: float,
     ) -> list[Tensor]:
-        """Clip the gradients of networks that one optimizer steps, and step, after `backward`.
+        """Clip the gradients of networks that one optimizer steps, and step, after `gradients`.
 
         Args:
             optimizer: optimizer of all of them.
@@ -205,29 +207,23 @@ class Precision:
         self.apply(optimizer)
         return [self._finite(norm) for norm in norms]
 
-    def backward(
-        self,
-        values: Sequence[Tensor],
-        optimizers: Sequence[torch.optim.Optimizer],
-        weights: Sequence[Tensor] | None = None,
-    ) -> None:
-        """Find the gradients of a loss, unscaled. `step` then clips, then calls `apply`.
+    @contextmanager
+    def gradients(self, *optimizers: torch.optim.Optimizer) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Find the gradients of a loss, unscaled, by `torch.autograd.backward` within this context.
+
+        `step` then clips, then calls `apply`.
 
         Args:
-            values: losses, scalars; or network outputs.
             optimizers: optimizers whose parameters' gradients are reset first; other gradients
                 accumulate.
-            weights: gradient of the loss with respect to each output, of its shape; None: values
-                are losses.
+
+        Yields:
+            function that scales a loss, or the gradient of the loss with respect to an output.
         """
         enter("backward")
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        scaled = [self.scaler.scale(x) for x in (values if weights is None else weights)]
-        if weights is None:
-            torch.autograd.backward(scaled)
-        else:
-            torch.autograd.backward(values, scaled)
+        yield self.scaler.scale
         if self.group.size > 1:
             self._average(optimizers)
         enter("optimize")
@@ -269,7 +265,7 @@ class Precision:
         return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm
 
     def apply(self, *optimizers: torch.optim.Optimizer) -> None:
-        """Step the optimizers: the last part of `step`, after `backward` and clipping."""
+        """Step the optimizers: the last part of `step`, after `gradients` and clipping."""
         if self.scaler.is_enabled():
             found = [self.scaler._found_inf_per_device(optimizer) for optimizer in optimizers]
             overflows = [overflow for of_one in found for overflow in of_one.values()]

@@ -1,4 +1,4 @@
-"""Action distributions of policies: categorical, normal, squashed or not, or several together.
+"""Action distributions of policies: categorical, normal, or several together.
 
 All are plain tensor arithmetic with no argument checks, because those synchronise with the device.
 """
@@ -6,7 +6,6 @@ All are plain tensor arithmetic with no argument checks, because those synchroni
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -392,46 +391,3 @@ def logged_entropy(logged: dict[str, Tensor]) -> Tensor:
     if log_pi is not None:
         return -(log_pi.exp() * log_pi).sum(-1)
     return (logged.pop("log_std") + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
-
-
-@dataclass
-class SquashedNormal(ActionDistribution):
-    """tanh of U independent normal variables: actions within (-1, 1).
-
-    Attributes:
-        mean: [..., U] float32 means before squashing.
-        std: [..., U] float32 deviations before squashing.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    def rsample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Make an action from noise, differentiable by what made the distribution.
-
-        a = tanh(x), x = mean + std * noise;
-        log pi(a) = sum log N(x) - log(1 - tanh(x)^2), the latter as 2 (log 2 - x - softplus(-2x)),
-        which no large x turns into log 0. Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
-        Applications", appendix C (arXiv:1812.05905).
-
-        Args:
-            noise: [..., U] standard normal.
-
-        Returns:
-            [..., U] action and [...] its log density.
-        """
-        x = torch.addcmul(self.mean, self.std, noise)
-        # softplus(-2x) = -2 F.softplus(x, beta=-2), so this is log(1 - tanh(x)^2) / -2 + log 2.
-        squashing = torch.sub(x, F.softplus(x, beta=-2), alpha=2)
-        constant = (0.5 * math.log(2 * math.pi) + 2 * math.log(2)) * noise.shape[-1]
-        spread = torch.sub(self.std.log(), squashing, alpha=2)
-        return x.tanh(), -constant - torch.addcmul(spread, noise, noise, value=0.5).sum(-1)
-
-    def sample(self, generator: torch.Generator) -> Tensor:
-        """Return an action [..., U] alone: without the density it costs a tenth of `rsample`."""
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
-        return torch.addcmul(self.mean, self.std, noise).tanh()
-
-    def mode(self) -> Tensor:
-        """Return the median [..., U], which squashing keeps; the density may peak elsewhere."""
-        return self.mean.tanh()

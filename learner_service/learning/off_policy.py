@@ -34,27 +34,21 @@ from murmur.learner_service.storage.replay import (
     ReplayStorage,
     SequenceReplay,
 )
-from murmur.learner_service.storage.storage import NEXT, observed
+from murmur.learner_service.storage.storage import NEXT
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 
 PRIORITY = "priority"
 
 
-def rows_of(batch: ReplayBatch) -> dict[str, Tensor]:
-    """All that an update reads of a batch, as named tensors: arrays, NEXT + arrays, and scalars."""
-    rows = {**batch.arrays, **{NEXT + name: x for name, x in batch.next_arrays.items()}}
-    return rows | {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
-
-
-def alive_mask(observation: Mapping[str, Tensor]) -> Tensor | None:
-    """[B, A] float32, 1 where an agent is alive; None where all are: the environment does not say.
+def alive_mask(observed: Tensor | None) -> Tensor | None:
+    """[B, A] float32, 1 where an agent is alive; None where all are.
 
     Args:
-        observation: name -> [B, ...].
+        observed: [B, A] observation AGENT_MASK; None: the environment does not say who is alive.
     """
-    alive = observation.get(AGENT_MASK)
-    return None if alive is None else (alive != 0).float()
+    return None if observed is None else (observed != 0).float()
 
 
 def of_alive(x: Tensor, alive: Tensor | None) -> Tensor:
@@ -148,8 +142,9 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
 class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     """Learns from transitions, whatever policy made them. Used by the thread that learns.
 
-    `_learn(rows)` gets `rows_of` a batch, or the arrays of sequences [L + 1, B, ...]. It multiplies
-    the losses of critics by "weight" [B] and returns PRIORITY, the new td_error [B], too.
+    `_learn(rows)` gets all tensors of a batch by name, NEXT before those of next_arrays; or the
+    arrays of sequences [L + 1, B, ...]. It multiplies the losses of critics by "weight" [B] and
+    returns PRIORITY, the new td_error [B], too.
     """
 
     _config: OffPolicyConfig
@@ -185,7 +180,10 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         """
         self._counts["updates"] += 1
         self._set_rows(self._rows() + self._rows_between_updates)
-        rows, options = batch.arrays if self.memory_size else rows_of(batch), self._learn_options()
+        rows, options = batch.arrays, self._learn_options()
+        if not self.memory_size:
+            rows = rows | {NEXT + name: x for name, x in batch.next_arrays.items()}
+            rows |= {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
         if self._config.replay.prioritized and self._group.size > 1:
             # Weights are over the largest that any rank has drawn.
             largest = batch.largest_weight.clone()
@@ -218,7 +216,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         """Return a batch's transitions, augmented, and which of them count.
 
         Args:
-            rows: transitions as `rows_of` names them, or arrays of SequenceReplay.
+            rows: what `_learn` gets.
 
         Returns:
             transitions by name; [B, A] mask, 1 where an agent lives and, in a sequence, the row is
@@ -230,7 +228,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             rows = sequences.rows
         elif self.transforms.draws:
             rows = self.transforms.draw(rows, self._generator)
-        counted = alive_mask(observed(rows))
+        counted = alive_mask(rows.get(OBSERVATION + AGENT_MASK))
         if sequences is not None:
             counted = of_alive(rows["weight"].unsqueeze(1).expand_as(rows["reward"]), counted)
         return rows, counted, sequences

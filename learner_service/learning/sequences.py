@@ -27,7 +27,7 @@ class Sequences:
 
     Attributes:
         obs: name -> [(L + 1) * B, ...] observations of all rows.
-        rows: transitions as `rows_of` names them, with n = 1: arrays [L * B, ...] at t, NEXT +
+        rows: transitions as `_learn` gets them, with n = 1: arrays [L * B, ...] at t, NEXT +
             observations at t + 1, "reward" [L * B, A], "discount" [L * B, 1], and "weight" [L * B]:
             1, or 0 where an episode ends or no action was taken between the rows.
         hidden: recurrent state of the policy before the first of all rows.

@@ -217,13 +217,6 @@ class EnvSessions:
         Raises:
             Refused: if there can be no such session, or it breaks the contract.
         """
-        if hello.mode == pb.MODE_SUPPLY:
-            raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "mode",
-                "this run trains in an environment, it takes no samples; start the server with "
-                "the run's configuration",
-            )
         session = await self._greet(hello, context, stream)
         codec = ObservationCodec(session.spec, session.num_envs)
         check = RowCheck(session.spec, session.num_envs, self._max_abs_reward)
@@ -260,6 +253,13 @@ class EnvSessions:
         Raises:
             Refused: if there can be no such session.
         """
+        if hello.mode == pb.MODE_SUPPLY:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "mode",
+                "this run trains in an environment, it takes no samples; start the server with "
+                "the run's configuration",
+            )
         try:
             spec = spec_from_proto(hello.spec)
             check_size(spec, hello.num_envs)

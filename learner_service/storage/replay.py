@@ -626,6 +626,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         On a CPU `_sample` alone draws. The rest is CUDA's: a graph of it, and a draw made ahead, on
         a stream beside the update. What the batch holds is overwritten by the next call there.
         """
+        draw = self._captured_draw if self.graphs.enabled else self._sample
         self._draw.prepare({"beta": self._beta} if self._config.prioritized else {})
         self._take.prepare({})
         with self._changed:
@@ -634,7 +635,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             enter("sample")
             with self.memory_lock:
                 self._after_draw.wait()
-                batch = self._prefetched or self._next_batch()
+                batch = self._prefetched or draw()
                 if self.graphs.enabled and self._prefetches:
                     self._take({})
                     assert self._taken is not None
@@ -646,18 +647,13 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                     self._before_draw.mark()
                     with torch.cuda.stream(self._stream) if self._stream else nullcontext():
                         self._before_draw.wait()
-                        self._prefetched = self._next_batch()
+                        self._prefetched = draw()
                         self._after_draw.mark()
         return replace(batch, td_error=None)
 
-    def _next_batch(self) -> ReplayBatch:
-        """Draw a batch, by a graph if draws are captured."""
-        c = self._config
-        if self.device.type == "cuda" and c.prioritized:
-            self._beta.fill_(self._beta_now)
-        if not self.graphs.enabled:
-            return self._sample()
-        self._draw({"beta": self._beta} if c.prioritized else {})
+    def _captured_draw(self) -> ReplayBatch:
+        """Draw a batch by the graph of `_sample`."""
+        self._draw({"beta": self._beta.fill_(self._beta_now)} if self._config.prioritized else {})
         assert self._drawn is not None
         return self._drawn
 
@@ -711,8 +707,9 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                 after = t + there - here
                 next_arrays[name] = self._frames.stack_rows(image, kinds, there, after)
         if c.prioritized:
-            # A graph reads the power from the device.
-            beta = self._beta if self.device.type == "cuda" else self._beta_now
+            beta: Tensor | float = self._beta_now
+            if self.device.type == "cuda":  # a graph reads the power that was set before it ran
+                beta = self._beta if self.graphs.enabled else self._beta.fill_(beta)
             # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.
             weight = probability**-beta
             largest = weight.max()

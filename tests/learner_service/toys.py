@@ -13,6 +13,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, Policy
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import NEXT
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
@@ -167,6 +168,12 @@ def row(spec: EnvSpec, n: int, step_type: int = MID, value: float = 0.0) -> Time
 def no_action(spec: EnvSpec, n: int) -> Array:
     dtype, shape = action_layout(spec.action)
     return np.zeros((n, spec.num_agents, *shape), dtype)
+
+
+def rows_of(batch: ReplayBatch) -> dict[str, Tensor]:
+    """What `OffPolicyAlgorithm.update` hands to `_learn` of a batch of transitions."""
+    rows = batch.arrays | {NEXT + name: x for name, x in batch.next_arrays.items()}
+    return rows | {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
 
 
 def random_transitions(spec: EnvSpec, rows: int, seed: int = 0) -> ReplayBatch:

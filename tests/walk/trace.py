@@ -242,7 +242,7 @@ class Tracer:
         here = self._here
         if not here.name:
             here.name = threading.current_thread().name
-        now = round(time.monotonic(), 3)
+        now = round(time.monotonic(), 6)
         times = calls.setdefault((code, here.name), [])
         if not times or times[-1] != now:
             times.append(now)
@@ -335,7 +335,7 @@ class Tracer:
         above = None if back is None else here.held.get(id(back))
         if code.co_name == "step" and _is_timestep(value) and not held.source:
             self._source_codes.add(code)
-            self._steps.append(round(time.monotonic(), 3))
+            self._steps.append(round(time.monotonic(), 6))
             for leaf in returned:
                 self._add(leaf)
             self._write_now_and_then()
@@ -391,7 +391,7 @@ class Tracer:
             self._here.name = threading.current_thread().name
         self._backwards.append(
             {
-                "time": round(time.monotonic(), 3),
+                "time": round(time.monotonic(), 6),
                 "thread": self._here.name,
                 "stack": stack[::-1],
             }
@@ -605,7 +605,7 @@ class Tracer:
             if made:
                 self._note(self._making, code)
             if code.co_name == "step" and _is_timestep(arg):
-                self._steps.append(round(time.monotonic(), 3))
+                self._steps.append(round(time.monotonic(), 6))
                 self._write_now_and_then()
             if given and (back := self._caller(frame)) is not None:
                 above = self._here.held.get(id(back))

@@ -236,6 +236,7 @@ class Formation(VectorEnvironment):
         ended = success | collision
         timeout = (self._steps >= self._config.episode_steps) & ~ended
         timeout[starting] = False
+        self._count(starting, success, collision, timeout)
         timestep = self._timestep
         timestep.step_type.fill(StepType.MID)
         timestep.step_type[ended | timeout] = StepType.LAST
@@ -245,21 +246,6 @@ class Formation(VectorEnvironment):
         self._score(success, collision)
         timestep.reward[:] = self._rewards.T
         timestep.reward[starting] = 0
-        # Followers may join on FIRST, which is not counted itself.
-        self._joined |= self._near
-        near, joined, all_near = self._counts
-        near += self._near.sum(axis=0, dtype=np.int32)
-        joined += self._joined.sum(axis=0, dtype=np.int32)
-        all_near += self._near.all(axis=0)
-        self._counts[:, starting] = 0
-        m, rows = timestep.metrics, np.maximum(self._steps, 1)
-        m["success"][:] = success
-        m["collision"][:] = collision
-        m["timeout"][:] = timeout
-        m["formation"][:] = near / (rows * self._config.num_followers)
-        m["formation_joined"][:] = near / np.maximum(joined, 1)
-        m["formation_all"][:] = all_near / rows
-        m["steps"][:] = self._steps
         if self._config.observation == "reference":
             self._observe_reference()
         else:
@@ -372,6 +358,37 @@ class Formation(VectorEnvironment):
             price += np.float32(c.mismatch_weight) * mismatch * near
             followers += price
             leader += _total(price) / np.float32(c.num_followers)
+
+    def _count(
+        self,
+        starting: NDArray[np.intp],
+        success: NDArray[np.bool_],
+        collision: NDArray[np.bool_],
+        timeout: NDArray[np.bool_],
+    ) -> None:
+        """Count rows in formation; write the metrics.
+
+        Args:
+            starting: numbers of the copies that begin an episode.
+            success: [N] whether the leader is at the goal.
+            collision: [N] whether the leader is at the obstacle.
+            timeout: [N] whether the episode is cut off.
+        """
+        # Followers may join on FIRST, which is not counted itself.
+        self._joined |= self._near
+        near, joined, all_near = self._counts
+        near += self._near.sum(axis=0, dtype=np.int32)
+        joined += self._joined.sum(axis=0, dtype=np.int32)
+        all_near += self._near.all(axis=0)
+        self._counts[:, starting] = 0
+        m, rows = self._timestep.metrics, np.maximum(self._steps, 1)
+        m["success"][:] = success
+        m["collision"][:] = collision
+        m["timeout"][:] = timeout
+        m["formation"][:] = near / (rows * self._config.num_followers)
+        m["formation_joined"][:] = near / np.maximum(joined, 1)
+        m["formation_all"][:] = all_near / rows
+        m["steps"][:] = self._steps
 
     def _observe_reference(self) -> None:
         """Write [7, A, N]: x, y, speed, heading; then goal and obstacle flag, or the leader."""

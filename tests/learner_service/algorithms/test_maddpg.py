@@ -16,7 +16,6 @@ from murmur.env_service.envs.matrix import Config as MatrixConfig
 from murmur.env_service.envs.matrix import MatrixGame
 from murmur.learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.learning.off_policy import rows_of
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.storage import observed
 from murmur.shared.config import PluginConfig
@@ -37,6 +36,7 @@ from tests.learner_service.toys import (
     map_spec,
     play_and_learn,
     random_transitions,
+    rows_of,
     vector_spec,
 )
 

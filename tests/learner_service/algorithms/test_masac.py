@@ -23,14 +23,12 @@ from murmur.learner_service.algorithms.masac import (
     Config,
     Masac,
     Sampled,
+    SquashedNormal,
     expected_soft_value,
-    soft_q_target,
     soft_value,
     squashed_normal,
-    temperature_gradient,
 )
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.distributions import SquashedNormal
 from murmur.learner_service.layers.forward import forward
 from murmur.learner_service.storage.replay import ReplayBatch, ReplayConfig
 from murmur.learner_service.storage.storage import observed
@@ -115,7 +113,7 @@ def numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
 # ---------------------------------------------------------------- formulas
 
 
-def test_soft_values_targets_and_temperature_by_hand() -> None:
+def test_soft_values_by_hand() -> None:
     alpha = torch.tensor([0.5, 2.0])  # two agents
     value = soft_value(torch.tensor([[3.0, 3.0]]), torch.tensor([[-1.0, 2.0]]), alpha)
     assert value.tolist() == [[3.5, -1.0]]  # 3 + 0.5 * 1; 3 - 2 * 2
@@ -124,13 +122,6 @@ def test_soft_values_targets_and_temperature_by_hand() -> None:
     expected = 0.25 * (2 + 0.5 * math.log(4)) + 0.75 * (4 + 0.5 * math.log(4 / 3))
     got = expected_soft_value(torch.tensor([[[2.0, 4.0]]]), log_probs, torch.tensor([0.5]))
     torch.testing.assert_close(got, torch.tensor([[expected]]))
-    target = soft_q_target(
-        torch.tensor([[1.0, 2.0]]), torch.tensor([[0.9], [0.0]]), torch.tensor([[10.0, 20.0]])
-    )
-    torch.testing.assert_close(target, torch.tensor([[10.0, 20.0], [1.0, 2.0]]))
-    found = temperature_gradient(torch.tensor([[-1.5, -0.5]]), 0.7, torch.tensor(0.5)).sum()
-    # Mean of 1.5 - 0.7 and 0.5 - 0.7: more entropy than wanted, so descent cools.
-    torch.testing.assert_close(found, torch.tensor(0.3))
 
 
 def test_an_illegal_action_adds_nothing_to_a_value() -> None:

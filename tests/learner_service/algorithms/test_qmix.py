@@ -17,7 +17,6 @@ from murmur.learner_service.algorithms.qmix import Config, Mixer, Qmix
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.inputs import StateInputs
 from murmur.learner_service.learning.base import build_algorithm
-from murmur.learner_service.learning.off_policy import rows_of
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.storage import observed
 from murmur.shared.config import PluginConfig
@@ -37,6 +36,7 @@ from tests.learner_service.toys import (
     map_spec,
     play_and_learn,
     random_transitions,
+    rows_of,
     step_plainly,
     vector_spec,
 )

@@ -14,7 +14,6 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.duplex import DuplexMixer, Heads
 from murmur.learner_service.layers.stacked import StackedLinear
 from murmur.learner_service.learning.base import build_algorithm
-from murmur.learner_service.learning.off_policy import rows_of
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.storage import OBSERVATION, observed
 from murmur.shared.config import PluginConfig
@@ -32,6 +31,7 @@ from tests.learner_service.toys import (
     MatrixGame,
     play_and_learn,
     random_transitions,
+    rows_of,
     step_plainly,
     vector_spec,
 )
@@ -234,8 +234,7 @@ def test_what_a_dead_agent_did_changes_nothing() -> None:
         rows = rows_of(batch)
         obs = observed(rows)
         q, _, _ = qplex._ends(rows, None)
-        alive = obs[AGENT_MASK].float()
-        found.append(qplex._mix(qplex.values, q, rows["action"].long(), alive, obs))
+        found.append(qplex._mix(qplex.values, q, rows["action"].long(), obs))
     assert torch.equal(*found)
     assert found[0].isfinite().all()
 
@@ -267,7 +266,7 @@ def after_playing(name: str, seed: int, updates: int) -> tuple[float, Tensor]:
     first, second = policy.act(obs, None)["action"][0].tolist()
     with torch.no_grad():
         q = algorithm._outputs(algorithm.values.agents, obs)
-        values = algorithm._mix(algorithm.values, q, joint, None, obs).view(3, 3)
+        values = algorithm._mix(algorithm.values, q, joint, obs).view(3, 3)
     return QTRAN[first][second], values
 
 

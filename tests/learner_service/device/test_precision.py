@@ -118,7 +118,8 @@ def test_recovering_makes_a_scaler_ready_for_the_next_step() -> None:
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     with precision.autocast():
         loss = layer(torch.ones(1, 2)).float().sum()
-    precision.backward([loss], [optimizer])  # an error ends the update here
+    with precision.gradients(optimizer) as scaled:
+        scaled(loss).backward()  # an error ends the update here
     precision.recover()
     with precision.autocast():
         loss = layer(torch.ones(1, 2)).float().sum()
