@@ -11,9 +11,9 @@ from murmur.learner_service.layers.building import observed_image, resolve_netwo
 from murmur.learner_service.layers.dense import dense_plugin
 from murmur.learner_service.learning.base import algorithm_config, grown, with_options
 from murmur.learner_service.learning.supervised import is_supervised, wrong_algorithm
-from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.flight import Flight
-from murmur.learner_service.tuning.batch_size import with_batch_size
+from murmur.learner_service.tuning.batch_size import largest_batch
 from murmur.learner_service.tuning.probe import depends_on, kept_choice, update_seconds
 from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
 from murmur.shared.config.plugins import resolve_plugin
@@ -142,6 +142,27 @@ def with_precision(
         name = _fastest_precision(share_of(config, group), spec, run_dir / _CACHE, device)
     name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(name))]
     return config.changed({"learner.precision": name})
+
+
+def with_batch_size(
+    config: ExperimentConfig, spec: EnvSpec, run_dir: Path, group: Group = ALONE
+) -> ExperimentConfig:
+    """Return the configuration with the largest batch that fits every rank, if its size is 0.
+
+    Args:
+        config: a rank's share of the experiment.
+        spec: spec of the environment.
+        run_dir: folder where the choice is kept.
+        group: learners of the run.
+
+    Raises:
+        MurmurError: see `largest_batch`.
+    """
+    options = algorithm_config(config.algorithm)
+    if not (key := options.about.open_batch_size):
+        return config
+    size = largest_batch(config, spec, run_dir, group)
+    return with_options(config, options.changed({key: size}))
 
 
 def _fastest_precision(
