@@ -15,8 +15,10 @@ from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.flight import Flight
 from murmur.learner_service.tuning.batch_size import largest_batch
 from murmur.learner_service.tuning.probe import depends_on, kept_choice, update_seconds
+from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
 from murmur.shared.config.plugins import resolve_plugin
+from murmur.shared.config.text import plain_data
 from murmur.shared.process.process import logger
 from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import EnvSpec
@@ -44,14 +46,17 @@ def with_learner_options(
     algorithm, network = resolve_plugin("algorithm", config.algorithm), config.network
     if is_supervised(algorithm.module) != config.supervised:
         raise wrong_algorithm(config)
+    plugins = [algorithm]
     if network.name == "auto" and spec is None:
         pass
     elif config.supervised:
-        network = dense_plugin(network).config
+        plugins.append(dense_plugin(network))
     else:
         image = observed_image(spec) if isinstance(spec, EnvSpec) else None
-        network = resolve_network(network, image).config
-    return config.changed({"algorithm": algorithm.config, "network": network})
+        plugins.append(resolve_network(network, image))
+    return config.changed(
+        {p.kind: PluginConfig(name=p.name, **plain_data(p.options, p.kind)) for p in plugins}
+    )
 
 
 def with_flight(config: ExperimentConfig, flight: Flight) -> ExperimentConfig:

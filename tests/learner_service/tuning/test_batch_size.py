@@ -57,7 +57,6 @@ def config(budget_gib: float, *more: str) -> ExperimentConfig:
 SIZE_IN_A_FRESH_PROCESS = """
 import sys
 from pathlib import Path
-from murmur.shared.config.plugins import resolve_plugin
 from murmur.learner_service.tuning.resolve import with_batch_size
 from murmur.learner_service.device.device import keep_freed_memory
 from tests.learner_service.tuning.test_batch_size import config
@@ -65,7 +64,7 @@ from tests.learner_service.toys import vector_spec
 
 keep_freed_memory()
 fitted = with_batch_size(config(float(sys.argv[1])), vector_spec(), Path(sys.argv[2]))
-print(resolve_plugin("algorithm", fitted.algorithm).config.options["batch_size"])
+print(fitted.algorithm.options["batch_size"])
 """
 
 
