@@ -379,18 +379,14 @@ class ProgressLog:
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
         """Count data that trackers missed: metric -> labels -> count. Any thread may call it."""
-        found: dict[str, dict[tuple[str, ...], int]] = {
-            "tracker_failures": {},
-            "tracker_unsent_bytes": {},
-            "tracker_lines_dropped": {},
+        sent = {tracker.name: tracker.forwarder() for tracker in self._trackers}
+        dropped: dict[tuple[str, ...], int] = {(name, "disk"): self._lines_lost for name in sent}
+        dropped |= {(name, "torn"): of.state.torn for name, of in sent.items()}
+        return {
+            "tracker_failures": {(name,): of.state.failures for name, of in sent.items()},
+            "tracker_unsent_bytes": {(name,): of.unsent_bytes for name, of in sent.items()},
+            "tracker_lines_dropped": dropped,
         }
-        for tracker in self._trackers:
-            name, sent = tracker.name, tracker.forwarder()
-            found["tracker_failures"][name,] = sent.state.failures
-            found["tracker_unsent_bytes"][name,] = sent.unsent_bytes
-            found["tracker_lines_dropped"][name, "disk"] = self._lines_lost
-            found["tracker_lines_dropped"][name, "torn"] = sent.state.torn
-        return found
 
     def close(self) -> None:
         """Flush, and give trackers tracking.finish_s for what they have not sent."""

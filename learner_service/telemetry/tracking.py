@@ -351,27 +351,23 @@ class TrackerProcess:
             name: name of the tracker, one of TrackingConfig.services.
             config: destination of the run.
         """
-        self.name, self._run_dir, self._config = name, run_dir, config
+        self.name = name
+        self._run_dir, self._config = run_dir, config
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = float("inf")  # of `wait`, set by `end`; monotonic clock, s
-        command = (sys.executable, "-P", "-m", __name__, name)
+        options = [name, str(run_dir), config.model_dump_json()]
+        command = [sys.executable, "-P", "-m", __name__, *options]
         try:
-            self._process = subprocess.Popen(
-                [*command, str(run_dir), config.model_dump_json()],
-                stdin=subprocess.PIPE,
-                bufsize=0,
-            )
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
         except OSError as error:
             logger.warning("%s: cannot start its process: %s", name, error)
 
     def look(self) -> None:
         """Log once that the process has died."""
         if self._process is not None and self._process.poll() is not None:
+            code, rest = self._process.returncode, self._rest()
             logger.warning(
-                "%s: its process ended with %d; training continues. %s",
-                self.name,
-                self._process.returncode,
-                self._rest(),
+                "%s: its process ended with %d; training continues. %s", self.name, code, rest
             )
             self._process = None
 
@@ -402,8 +398,7 @@ class TrackerProcess:
 
     def _rest(self) -> str:
         """Say how much is not sent, and how to send it; "" if all is sent."""
-        unsent = self.forwarder().unsent_bytes
-        if not unsent:
+        if not (unsent := self.forwarder().unsent_bytes):
             return ""
         return (
             f"{unsent} bytes of progress.jsonl are not sent; `murmur track {self._run_dir}` "

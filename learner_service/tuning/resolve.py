@@ -47,13 +47,10 @@ def with_learner_options(
     if is_supervised(algorithm.module) != config.supervised:
         raise wrong_algorithm(config)
     plugins = [algorithm]
-    if network.name == "auto" and spec is None:
-        pass
-    elif config.supervised:
-        plugins.append(dense_plugin(network))
-    else:
+    if network.name != "auto" or spec is not None:
         image = observed_image(spec) if isinstance(spec, EnvSpec) else None
-        plugins.append(resolve_network(network, image))
+        net = dense_plugin(network) if config.supervised else resolve_network(network, image)
+        plugins.append(net)
     return config.changed(
         {p.kind: PluginConfig(name=p.name, **plain_data(p.options, p.kind)) for p in plugins}
     )
@@ -166,7 +163,11 @@ def with_batch_size(
     options = algorithm_config(config.algorithm)
     if not (key := options.about.open_batch_size):
         return config
-    size = largest_batch(config, spec, run_dir, group)
+    size = 0 if group.rank else largest_batch(config, spec, run_dir)
+    group.any_rank(False)  # the other ranks wait for what rank 0 writes
+    if group.rank:
+        size = largest_batch(config, spec, run_dir)
+    size = round(group.agree({"rows": size}, "min")["rows"])
     return with_options(config, options.changed({key: size}))
 
 

@@ -324,8 +324,7 @@ def with_plugin_defaults(
             validate(model, whole[kind].options, kind)  # as the services read it: defaults too
     config = config.changed(whole)
     if config.evaluation.environment and not config.supervised:
-        model = plugin_model("environment", config.environment)
-        assert model is not None
+        model = environment_module(config.environment.name).Config
         validate(model, config.for_evaluation().environment.options, "evaluation.environment")
     return config
 
