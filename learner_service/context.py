@@ -33,7 +33,7 @@ from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.persistent_counters import counters_of
 from murmur.learner_service.telemetry.profiling import Profiling, nvtx_ranges
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog
-from murmur.learner_service.telemetry.tracking import TrackerProcesses
+from murmur.learner_service.telemetry.tracking import TrackerProcess
 from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
 from murmur.shared.config.files import code_of, save
 from murmur.shared.config.plugin_folders import plugin_files
@@ -224,7 +224,7 @@ class RunContext:
                 self.run_dir,
                 self.progress,
                 num_agents,
-                TrackerProcesses(self.run_dir, tracking),  # none are started without services
+                [TrackerProcess(self.run_dir, name, tracking) for name in tracking.services],
                 tensorboard="tensorboard" in tracking.loggers,
                 figures_every=tracking.figures_every_evaluations,
             )

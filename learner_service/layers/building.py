@@ -60,7 +60,13 @@ from murmur.learner_service.layers.footprint import footprint
 from murmur.learner_service.layers.forward import Alone, Twins
 from murmur.learner_service.layers.inputs import InputOptions, InputShape
 from murmur.learner_service.layers.recurrent import CELLS, CellKind, Recurrent
-from murmur.learner_service.layers.stacked import MLP, LayersConfig, count_slices, initialize
+from murmur.learner_service.layers.stacked import (
+    MLP,
+    LayersConfig,
+    count_slices,
+    initialize,
+    linear_layers,
+)
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from murmur.shared.process.errors import ConfigError
@@ -236,7 +242,7 @@ def _body(
             options = options.model_copy(update={"output_gain": 1.0})
     if encoder is not None:
         widths = [encoder.features + shape.vector, *options.hidden, num_outputs]
-        return Encoded(encoder, MLP(widths, slices, options), trains)
+        return Encoded(encoder, MLP(linear_layers(widths, slices, options), slices), trains)
     alone = apart and net.mixes
     seen = (0,) if alone else slices
     with plugin_failures(f"network '{name}'"):
@@ -279,7 +285,7 @@ def _recurrent(
     """A recurrent unit and the outputs after a network; the outputs' weights as its options say."""
     network = Recurrent(body, slices, net.recurrent, num_outputs, net.recurrent_cell)
     if isinstance(net.options, LayersConfig):
-        initialize(network.head, net.options, last=True)
+        initialize(network.head, net.options.initialization, net.options.output_gain)
     return network
 
 

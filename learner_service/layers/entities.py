@@ -15,6 +15,7 @@ from murmur.learner_service.layers.inputs import InputShape
 from murmur.learner_service.layers.stacked import (
     LayersConfig,
     StackedLinear,
+    hidden_gain,
     initialize,
     linear_layers,
 )
@@ -159,7 +160,7 @@ def require_adjacency(array: ArraySpec | None, agents: int, network: str) -> Non
 def linear(inputs: int, outputs: int, config: LayersConfig) -> StackedLinear:
     """Build a linear layer for all agents, with the configured first weights."""
     layer = StackedLinear((0,), inputs, outputs)
-    initialize(layer, config, last=False)
+    initialize(layer, config.initialization, hidden_gain(config.activation))
     return layer
 
 

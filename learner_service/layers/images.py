@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from murmur.learner_service.layers.stacked import MLP, NetworkConfig
+from murmur.learner_service.layers.stacked import MLP, NetworkConfig, linear_layers
 from murmur.shared.process.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ImageNetwork(nn.Module):
         super().__init__()
         self.convolutions = convolutions
         widths = [features + shape.vector, *config.hidden, num_outputs]
-        self.head = MLP(widths, slices, config)
+        self.head = MLP(linear_layers(widths, slices, config), slices)
 
     def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
         """[B, A, C, H, W] and [B, A, F] -> [B, A, outputs]."""

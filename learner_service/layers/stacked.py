@@ -357,7 +357,8 @@ def linear_layers(
         last = i == len(widths)
         relu = config.activation == "relu" and not config.layer_norm and not last
         linear = StackedLinear(slices, size, width, relu=relu)
-        initialize(linear, config, last)
+        gain = config.output_gain if last else hidden_gain(config.activation)
+        initialize(linear, config.initialization, gain)
         layers.append(linear)
         if not last and config.layer_norm:
             layers.append(StackedLayerNorm(slices, width))
@@ -368,22 +369,27 @@ def linear_layers(
     return nn.Sequential(*layers)
 
 
+def hidden_gain(activation: Activation) -> float:
+    """Return the scale of first weights that keeps the spread of numbers across a hidden layer.
+
+    sqrt(2) makes up for the half that ReLU cuts off; its smooth relatives are treated alike.
+    """
+    return 5 / 3 if activation == "tanh" else math.sqrt(2)
+
+
 @torch.no_grad()
-def initialize(linear: StackedLinear, config: LayersConfig, last: bool) -> None:
-    """Overwrite PyTorch's initial weights, if the options say so.
+def initialize(linear: StackedLinear, initialization: Initialisation, gain: float) -> None:
+    """Overwrite PyTorch's initial weights, unless the initialization is uniform.
 
     Args:
         linear: a new layer.
-        config: options of the layers; see LayersConfig.
-        last: whether its outputs are the network's.
+        initialization: distribution of the weights; see LayersConfig.
+        gain: scale of the weights.
     """
-    if config.initialization == "uniform":
+    if initialization == "uniform":
         return
-    # sqrt(2) makes up for the half that ReLU cuts off; its smooth relatives are treated alike.
-    hidden_gain = 5 / 3 if config.activation == "tanh" else math.sqrt(2)
-    gain = config.output_gain if last else hidden_gain
     for weight in linear.weight:  # [I, O] of one parameter group
-        if config.initialization == "orthogonal":
+        if initialization == "orthogonal":
             nn.init.orthogonal_(weight, gain)
         else:
             nn.init.normal_(weight, std=gain / math.sqrt(len(weight)))
@@ -391,13 +397,19 @@ def initialize(linear: StackedLinear, config: LayersConfig, last: bool) -> None:
 
 
 class MLP(nn.Module):
-    """Linear layers; the slice of each agent as in StackedLinear."""
+    """Linear layers for joint rows."""
 
-    def __init__(self, widths: list[int], slices: tuple[int, ...], config: LayersConfig) -> None:
+    def __init__(self, layers: nn.Sequential, slices: tuple[int, ...]) -> None:
+        """Keep the layers.
+
+        Args:
+            layers: layers of `linear_layers`.
+            slices: the slice of each agent in these layers, see StackedLinear.
+        """
         super().__init__()
         self._agents = len(slices) if count_slices(slices) > 1 else 1
         self._slices = slices
-        self.layers = linear_layers(widths, slices, config)
+        self.layers = layers
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
         """Return [B, A, outputs] of [B, A, F].

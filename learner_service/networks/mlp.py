@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from murmur.learner_service.layers.stacked import MLP, NetworkConfig
+from murmur.learner_service.layers.stacked import MLP, NetworkConfig, linear_layers
 from murmur.shared.process.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,4 +29,4 @@ def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[i
         raise ConfigError(
             f"network 'mlp' takes no images, the environment observes {shape.image}; use 'cnn'"
         )
-    return MLP([shape.vector, *config.hidden, num_outputs], slices, config)
+    return MLP(linear_layers([shape.vector, *config.hidden, num_outputs], slices, config), slices)

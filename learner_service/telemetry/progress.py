@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
 from murmur.learner_service.telemetry.statistics import FEWEST, Statistics
-from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened, scalars_of
+from murmur.learner_service.telemetry.tracking import TrackerProcess, flattened, scalars_of
 from murmur.shared.config.experiment import RunConfig
 from murmur.shared.config.text import parse_yaml, without_secrets
 from murmur.shared.process.errors import ResourceError
@@ -222,7 +222,7 @@ class ProgressLog:
         run_dir: Path,
         progress: Progress,
         num_agents: int,
-        trackers: TrackerProcesses | None = None,
+        trackers: Sequence[TrackerProcess] = (),
         *,
         tensorboard: bool = True,
         figures_every: int = 5,
@@ -233,7 +233,7 @@ class ProgressLog:
             run_dir: run's folder.
             progress: counters.
             num_agents: number of agents that act in each step.
-            trackers: processes that send the logs to trackers, and their metrics; None: neither.
+            trackers: processes that send the logs to trackers.
             tensorboard: whether TensorBoard gets the figures.
             figures_every: evaluations from one whose figures are drawn to the next; 0: never.
 
@@ -302,8 +302,8 @@ class ProgressLog:
         }
         self._append(line)
         self._draw(line)
-        if self._trackers is not None:
-            self._trackers.look()
+        for tracker in self._trackers:
+            tracker.look()
 
     def _counted(self, means: Mapping[str, float]) -> dict[str, Any]:
         """Return the run's counts and averages so far."""
@@ -379,7 +379,14 @@ class ProgressLog:
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
         """Count data that trackers missed: metric -> labels -> count. Any thread may call it."""
-        return {} if self._trackers is None else self._trackers.counts(self._lines_lost)
+        sent = {tracker.name: tracker.forwarder() for tracker in self._trackers}
+        dropped: dict[tuple[str, ...], int] = {(name, "disk"): self._lines_lost for name in sent}
+        dropped |= {(name, "torn"): of.state.torn for name, of in sent.items()}
+        return {
+            "tracker_failures": {(name,): of.state.failures for name, of in sent.items()},
+            "tracker_unsent_bytes": {(name,): of.unsent_bytes for name, of in sent.items()},
+            "tracker_lines_dropped": dropped,
+        }
 
     def close(self) -> None:
         """Flush, and give trackers tracking.finish_s for what they have not sent."""
@@ -387,8 +394,10 @@ class ProgressLog:
         with self._board_may_fail():
             if self._board is not None:
                 self._board.close()
-        if self._trackers is not None:
-            self._trackers.close()
+        for tracker in self._trackers:
+            tracker.end()
+        for tracker in self._trackers:
+            tracker.wait()
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """Write a line whole, or none of it."""

@@ -334,79 +334,71 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-class TrackerProcesses:
-    """One process for each tracker. None of them can end, block or slow the learner.
+class TrackerProcess:
+    """Process that sends a run to one tracker. It cannot end, block or slow the learner.
 
     Used by the thread that writes the log.
+
+    Attributes:
+        name: name of the tracker.
     """
 
-    def __init__(self, run_dir: Path, config: TrackingConfig) -> None:
-        """Start them."""
-        self._run_dir, self._config = run_dir, config
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        for name in config.services:
-            command = (sys.executable, "-P", "-m", __name__, name)
-            try:
-                self._processes[name] = subprocess.Popen(
-                    [*command, str(run_dir), config.model_dump_json()],
-                    stdin=subprocess.PIPE,
-                    bufsize=0,
-                )
-            except OSError as error:
-                logger.warning("%s: cannot start its process: %s", name, error)
-
-    def look(self) -> None:
-        """Say once if one of them has died."""
-        for name, process in list(self._processes.items()):
-            if process.poll() is not None:
-                logger.warning(
-                    "%s: its process ended with %d; training continues. %s",
-                    name,
-                    process.returncode,
-                    self._rest(name),
-                )
-                del self._processes[name]
-
-    def counts(self, lines_lost: int) -> Mapping[str, Mapping[tuple[str, ...], int]]:
-        """Count data that the trackers missed: metric -> labels -> count. Any thread may call it.
+    def __init__(self, run_dir: Path, name: str, config: TrackingConfig) -> None:
+        """Start the process, unless the machine refuses: then a warning is logged.
 
         Args:
-            lines_lost: number of lines of progress.jsonl that could not be written.
+            run_dir: run's folder.
+            name: name of the tracker, one of TrackingConfig.services.
+            config: destination of the run.
         """
-        found: dict[str, dict[tuple[str, ...], int]] = {
-            "tracker_failures": {},
-            "tracker_unsent_bytes": {},
-            "tracker_lines_dropped": {},
-        }
-        for name in self._config.services:
-            forwarder = Forwarder(self._run_dir, name, self._config)
-            found["tracker_failures"][name,] = forwarder.state.failures
-            found["tracker_unsent_bytes"][name,] = forwarder.unsent_bytes
-            found["tracker_lines_dropped"][name, "disk"] = lines_lost
-            found["tracker_lines_dropped"][name, "torn"] = forwarder.state.torn
-        return found
+        self.name = name
+        self._run_dir, self._config = run_dir, config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deadline = float("inf")  # of `wait`, set by `end`; monotonic clock, s
+        options = [name, str(run_dir), config.model_dump_json()]
+        command = [sys.executable, "-P", "-m", __name__, *options]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+        except OSError as error:
+            logger.warning("%s: cannot start its process: %s", name, error)
 
-    def close(self) -> None:
-        """Let them send the rest; wait at most tracking.finish_s."""
-        for process in self._processes.values():
-            assert process.stdin is not None
-            with process.stdin, contextlib.suppress(OSError):
-                process.stdin.write(b"end")
-        deadline = time.monotonic() + self._config.finish_s
-        for name, process in self._processes.items():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if rest := self._rest(name):
-                logger.warning("%s: %s", name, rest)
-        self._processes.clear()
+    def look(self) -> None:
+        """Log once that the process has died."""
+        if self._process is not None and self._process.poll() is not None:
+            code, rest = self._process.returncode, self._rest()
+            logger.warning(
+                "%s: its process ended with %d; training continues. %s", self.name, code, rest
+            )
+            self._process = None
 
-    def _rest(self, name: str) -> str:
+    def forwarder(self) -> Forwarder:
+        """Read from the run's folder what has been sent so far. Any thread may call it."""
+        return Forwarder(self._run_dir, self.name, self._config)
+
+    def end(self) -> None:
+        """Let the process send the rest, for at most tracking.finish_s from now; see `wait`."""
+        self._deadline = time.monotonic() + self._config.finish_s
+        if self._process is not None:
+            assert self._process.stdin is not None
+            with self._process.stdin, contextlib.suppress(OSError):
+                self._process.stdin.write(b"end")
+
+    def wait(self) -> None:
+        """Wait for the process that `end` was called of; log what is not sent."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if rest := self._rest():
+            logger.warning("%s: %s", self.name, rest)
+        self._process = None
+
+    def _rest(self) -> str:
         """Say how much is not sent, and how to send it; "" if all is sent."""
-        unsent = Forwarder(self._run_dir, name, self._config).unsent_bytes
-        if not unsent:
+        if not (unsent := self.forwarder().unsent_bytes):
             return ""
         return (
             f"{unsent} bytes of progress.jsonl are not sent; `murmur track {self._run_dir}` "

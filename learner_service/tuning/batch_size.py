@@ -22,7 +22,6 @@ from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
 from murmur.learner_service.device.device import select_device
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import algorithm_config, with_options
-from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.replay import ReplayStorage
 from murmur.learner_service.tuning.probe import Probe, depends_on, kept_choice
 from murmur.shared.config import PluginConfig
@@ -58,37 +57,21 @@ def size_is_measured(config: ExperimentConfig, key: str, run_dir: Path) -> Confi
     )
 
 
-def with_batch_size(
-    config: ExperimentConfig, spec: EnvSpec, run_dir: Path, group: Group = ALONE
-) -> ExperimentConfig:
-    """Return the configuration with the largest batch that fits every rank, if its size is 0.
+def largest_batch(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> int:
+    """Return the size of the largest batch that fits the device: found before, or now.
 
     Found once for each run, also if it is resumed; again only where something has changed that the
     size depends on: the algorithm, the network, the precision, the environment, or the memory.
 
     Args:
-        config: a rank's share of the experiment.
+        config: a rank's share of the experiment, with a batch size of 0.
         spec: spec of the environment.
         run_dir: folder where the choice is kept.
-        group: learners of the run.
 
     Raises:
         ConfigError: if not even one row fits.
         MurmurError: if the settings do not fit each other.
     """
-    options = algorithm_config(config.algorithm)
-    if not (key := options.about.open_batch_size):
-        return config
-    size = 0 if group.rank else _kept(config, spec, run_dir / _CACHE)
-    group.any_rank(False)  # the other ranks wait for what rank 0 writes
-    if group.rank:
-        size = _kept(config, spec, run_dir / _CACHE)
-    size = round(group.agree({"rows": size}, "min")["rows"])
-    return with_options(config, options.changed({key: size}))
-
-
-def _kept(config: ExperimentConfig, spec: EnvSpec, cache: Path) -> int:
-    """Return the size found before, or find and keep it now."""
     device = select_device(config.learner)
     memory: dict[str, Any] = {"device": device.type, "gib": config.learner.memory_budget_gib}
     if device.type == "cuda":
@@ -96,6 +79,7 @@ def _kept(config: ExperimentConfig, spec: EnvSpec, cache: Path) -> int:
         memory = {"device": properties.name, "bytes": properties.total_memory}
     precision = Precision.of(config.learner, device).name
     found_for = depends_on(config, spec, precision=precision, **memory)
+    cache = run_dir / _CACHE
     return kept_choice(cache, "batch_size", found_for, lambda: _find(config, spec, device))
 
 

@@ -11,12 +11,14 @@ from murmur.learner_service.layers.building import observed_image, resolve_netwo
 from murmur.learner_service.layers.dense import dense_plugin
 from murmur.learner_service.learning.base import algorithm_config, grown, with_options
 from murmur.learner_service.learning.supervised import is_supervised, wrong_algorithm
-from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.flight import Flight
-from murmur.learner_service.tuning.batch_size import with_batch_size
+from murmur.learner_service.tuning.batch_size import largest_batch
 from murmur.learner_service.tuning.probe import depends_on, kept_choice, update_seconds
+from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import NO_AUGMENT, ExperimentConfig
 from murmur.shared.config.plugins import resolve_plugin
+from murmur.shared.config.text import plain_data
 from murmur.shared.process.process import logger
 from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import EnvSpec
@@ -44,14 +46,14 @@ def with_learner_options(
     algorithm, network = resolve_plugin("algorithm", config.algorithm), config.network
     if is_supervised(algorithm.module) != config.supervised:
         raise wrong_algorithm(config)
-    if network.name == "auto" and spec is None:
-        pass
-    elif config.supervised:
-        network = dense_plugin(network).config
-    else:
+    plugins = [algorithm]
+    if network.name != "auto" or spec is not None:
         image = observed_image(spec) if isinstance(spec, EnvSpec) else None
-        network = resolve_network(network, image).config
-    return config.changed({"algorithm": algorithm.config, "network": network})
+        net = dense_plugin(network) if config.supervised else resolve_network(network, image)
+        plugins.append(net)
+    return config.changed(
+        {p.kind: PluginConfig(name=p.name, **plain_data(p.options, p.kind)) for p in plugins}
+    )
 
 
 def with_flight(config: ExperimentConfig, flight: Flight) -> ExperimentConfig:
@@ -142,6 +144,31 @@ def with_precision(
         name = _fastest_precision(share_of(config, group), spec, run_dir / _CACHE, device)
     name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(name))]
     return config.changed({"learner.precision": name})
+
+
+def with_batch_size(
+    config: ExperimentConfig, spec: EnvSpec, run_dir: Path, group: Group = ALONE
+) -> ExperimentConfig:
+    """Return the configuration with the largest batch that fits every rank, if its size is 0.
+
+    Args:
+        config: a rank's share of the experiment.
+        spec: spec of the environment.
+        run_dir: folder where the choice is kept.
+        group: learners of the run.
+
+    Raises:
+        MurmurError: see `largest_batch`.
+    """
+    options = algorithm_config(config.algorithm)
+    if not (key := options.about.open_batch_size):
+        return config
+    size = 0 if group.rank else largest_batch(config, spec, run_dir)
+    group.any_rank(False)  # the other ranks wait for what rank 0 writes
+    if group.rank:
+        size = largest_batch(config, spec, run_dir)
+    size = round(group.agree({"rows": size}, "min")["rows"])
+    return with_options(config, options.changed({key: size}))
 
 
 def _fastest_precision(

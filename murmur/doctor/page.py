@@ -194,8 +194,8 @@ def _prober(
     run: RunFolder, config: ExperimentConfig, console: Console
 ) -> tuple[ExperimentConfig, Speedup]:
     """Return the run's settings, a batch size of 0 resolved, and a function that times others."""
-    from murmur.learner_service.tuning.batch_size import with_batch_size
     from murmur.learner_service.tuning.probe import checkpoint_spec, seconds_per_row
+    from murmur.learner_service.tuning.resolve import with_batch_size
 
     spec = checkpoint_spec(run.checkpoint("latest"))
     with _busy(console, "timing updates with the run's settings"):

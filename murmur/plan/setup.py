@@ -16,6 +16,7 @@ from murmur.env_service.environment import RandomPolicy, make_environment
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.tuning.probe import checkpoint_spec
+from murmur.learner_service.tuning.resolve import with_learner_options
 from murmur.plan import stated
 from murmur.plan.costs import Window, costs_of, load_costs, run_window, window
 from murmur.plan.forecast import Basis, Size, system_of
@@ -24,7 +25,6 @@ from murmur.plan.simulate import Limits, Simulation
 from murmur.runs.run_folder import LineTail, RunFolder
 from murmur.shared.config.cores import available_cores
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.plugins import resolve_plugin
 from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.host_cpu import machine_busy_seconds
@@ -43,7 +43,7 @@ _POLL_S = 0.1
 
 
 def plan_config(config: ExperimentConfig) -> ExperimentConfig:
-    """Return the configuration with all options of its algorithm.
+    """Return the configuration with all options of its algorithm and network.
 
     Raises:
         ConfigError: if it has no environment.
@@ -58,7 +58,7 @@ def plan_config(config: ExperimentConfig) -> ExperimentConfig:
             f"`murmur plan` forecasts runs with an environment; this one learns from the source "
             f"'{config.source.name}'"
         )
-    return config.changed({"algorithm": resolve_plugin("algorithm", config.algorithm).config})
+    return with_learner_options(config)
 
 
 def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec:

@@ -323,9 +323,8 @@ def with_plugin_defaults(
             whole[kind] = plugin.with_options(plain_data(options, kind))
             validate(model, whole[kind].options, kind)  # as the services read it: defaults too
     config = config.changed(whole)
-    if not config.supervised:
-        model = plugin_model("environment", config.environment)
-        assert model is not None
+    if config.evaluation.environment and not config.supervised:
+        model = environment_module(config.environment.name).Config
         validate(model, config.for_evaluation().environment.options, "evaluation.environment")
     return config
 

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from murmur.shared.config.named_plugin import named_plugin, require_module
 from murmur.shared.config.plugin_folders import folders_in_use
 from murmur.shared.config.section import PluginConfig, known_names, nearest, validate
-from murmur.shared.config.text import one_line, plain_data
+from murmur.shared.config.text import one_line
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.process.traces import error_message, place_of
 
@@ -50,11 +50,6 @@ class Plugin:
     name: str
     module: ModuleType
     options: Any
-
-    @property
-    def config(self) -> PluginConfig:
-        """Return name and all options, as the configuration holds them."""
-        return PluginConfig(name=self.name, **plain_data(self.options, self.kind))
 
     @property
     def own(self) -> bool:

@@ -24,7 +24,7 @@ def test_a_minibatch_takes_few_kernels(preset: str, most: int) -> None:
     name, changes = PRESETS[preset]
     config = _config(name, changes, "fp32")
     own, _ = count_update(pretend_cuda, config, _UPDATES)
-    options = resolve_plugin("algorithm", config.algorithm).config.options
-    minibatches = options.get("batch_number", 1) * options.get("data_passes", 1)
+    options = resolve_plugin("algorithm", config.algorithm).options
+    minibatches = getattr(options, "batch_number", 1) * getattr(options, "data_passes", 1)
     assert own["kernels"] / minibatches <= most
     assert own["graphs"] > 0

@@ -480,11 +480,8 @@ def test_a_resumed_run_takes_the_configurations_learning_rates(name: str) -> Non
     case = Case(entry, entry.spaces[0], True, 0)
     one = case.build()
     groups = [group for part in optimizers(one).values() for group in part.param_groups]
-    rates = {
-        key
-        for key in resolve_plugin("algorithm", PluginConfig(**entry.options)).config.options
-        if key.endswith("lr")
-    }
+    options = resolve_plugin("algorithm", PluginConfig(**entry.options)).options
+    rates = {key for key in type(options).model_fields if key.endswith("lr")}
     if entry.options.get("share_trunk"):
         rates.remove("critic_lr")
     assert len(rates) == len(groups)

@@ -7,6 +7,7 @@ import pytest
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import load_plugin, resolve_plugin
 from murmur.shared.config.section import validate
+from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError
 
 ALONE = {"centralized": False}
@@ -56,9 +57,10 @@ def test_teams_discount_more_than_agents_by_themselves(
 
 @pytest.mark.parametrize("name", ["maddpg", "matd3", "ddpg", "td3"])
 def test_presets_of_before_an_option_climb_as_they_did(name: str) -> None:
-    whole = resolve_plugin("algorithm", PluginConfig(name=name)).config
-    assert resolve_plugin("algorithm", whole).options.actor_gradient is None
-    before = {key: value for key, value in whole.options.items() if key != "actor_gradient"}
+    whole = plain_data(resolve_plugin("algorithm", PluginConfig(name=name)).options)
+    again = resolve_plugin("algorithm", PluginConfig(name=name, **whole))
+    assert again.options.actor_gradient is None
+    before = {key: value for key, value in whole.items() if key != "actor_gradient"}
     run = resolve_plugin("algorithm", PluginConfig(name=name, **before))
     assert run.options.actor_gradient == "gumbel"
 

@@ -19,7 +19,7 @@ from murmur.learner_service.telemetry.progress import Progress, ProgressLog
 from murmur.learner_service.telemetry.tracker_clients import Point
 from murmur.learner_service.telemetry.tracking import (
     Forwarder,
-    TrackerProcesses,
+    TrackerProcess,
     flattened,
     require_trackers,
 )
@@ -43,7 +43,7 @@ def begin(run: Path, tracking: TrackingConfig, *, seed: int = 1) -> tuple[Progre
     config = load("spread", [f"run.seed={seed}"], {}).model_copy(update={"tracking": tracking})
     (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     p = Progress()
-    trackers = TrackerProcesses(run, tracking)
+    trackers = [TrackerProcess(run, name, tracking) for name in tracking.services]
     on_board = "tensorboard" in tracking.loggers
     return p, ProgressLog(run, p, 3, trackers, tensorboard=on_board)
 
@@ -257,6 +257,13 @@ def test_what_a_tracker_does_not_get_is_a_metric(tmp_path: Path) -> None:
     assert metric(log, "tracker_lines_dropped_total", **mlflow, reason="disk") == 2
     assert metric(log, "tracker_lines_dropped_total", **mlflow, reason="torn") == 0
     assert metric(log, "tracker_unsent_bytes", **mlflow) == size
+    log.close()
+
+
+def test_metrics_of_trackers_have_no_values_without_one(tmp_path: Path) -> None:
+    _, log = begin(tmp_path, TrackingConfig())
+    names = ("tracker_failures", "tracker_unsent_bytes", "tracker_lines_dropped")
+    assert log.counts() == {name: {} for name in names}
     log.close()
 
 

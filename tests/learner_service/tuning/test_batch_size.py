@@ -14,8 +14,8 @@ import torch
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.ranks.group import ALONE
 from murmur.learner_service.tuning import batch_size
-from murmur.learner_service.tuning.batch_size import largest, peak_bytes, with_batch_size
-from murmur.learner_service.tuning.resolve import fit, with_learner_options
+from murmur.learner_service.tuning.batch_size import largest, peak_bytes
+from murmur.learner_service.tuning.resolve import fit, with_batch_size, with_learner_options
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
@@ -57,15 +57,14 @@ def config(budget_gib: float, *more: str) -> ExperimentConfig:
 SIZE_IN_A_FRESH_PROCESS = """
 import sys
 from pathlib import Path
-from murmur.shared.config.plugins import resolve_plugin
-from murmur.learner_service.tuning.batch_size import with_batch_size
+from murmur.learner_service.tuning.resolve import with_batch_size
 from murmur.learner_service.device.device import keep_freed_memory
 from tests.learner_service.tuning.test_batch_size import config
 from tests.learner_service.toys import vector_spec
 
 keep_freed_memory()
 fitted = with_batch_size(config(float(sys.argv[1])), vector_spec(), Path(sys.argv[2]))
-print(resolve_plugin("algorithm", fitted.algorithm).config.options["batch_size"])
+print(fitted.algorithm.options["batch_size"])
 """
 
 

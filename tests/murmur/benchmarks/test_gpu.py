@@ -532,7 +532,7 @@ def test_a_case_learns_from_the_batches_of_a_run() -> None:
 def test_terrain_published_has_the_minibatches_of_its_preset() -> None:
     (case,) = (case for case in CASES if case.name == "coma, terrain-published")
     config = load(case.config, list(case.changes), {})
-    assert resolve_plugin("algorithm", config.algorithm).config.options["batch_size"] == 600
+    assert resolve_plugin("algorithm", config.algorithm).options.batch_size == 600
 
 
 def test_results_are_json() -> None:

@@ -308,10 +308,9 @@ def test_an_address_that_is_none_is_named(serve: Callable[[Callable[[str], str]]
 def test_an_update_is_timed_for_on_policy_and_replay() -> None:
     config = load("spread", ["algorithm.batch_size=64", "algorithm.batch_number=2"], {})
     assert 0 < seconds_per_row(config, vector_spec(), repeats=1) < 1
-    assert resolve_plugin("algorithm", config.algorithm).config.options["batch_size"] == 64
-    assert (
-        resolve_plugin("algorithm", config.algorithm).config.options["data_passes"] >= 1
-    )  # a default
+    options = resolve_plugin("algorithm", config.algorithm).options
+    assert options.batch_size == 64
+    assert options.data_passes >= 1  # a default
 
 
 def test_the_doctor_reads_a_finished_run(tmp_path: Path) -> None:
