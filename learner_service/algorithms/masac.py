@@ -256,8 +256,10 @@ class MasacPolicy(SnapshotPolicy):
 
     @override
     def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
+        low, high = require_bounds(self._spec)
         middle, half = action_range(self._spec)
-        return {"action": middle + half * action}
+        # Rounded, the ends of the range may be a float beyond the bounds.
+        return {"action": (middle + half * action).clamp(low, high)}
 
 
 def action_range(spec: EnvSpec) -> tuple[float, float]:

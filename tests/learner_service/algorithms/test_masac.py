@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -189,6 +190,13 @@ def test_the_squashed_density_integrates_to_one() -> None:
 
 
 # ---------------------------------------------------------------- acting
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 0.9), (-0.1, 0.2), (-0.2, 0.35), (-1.0, 1.0)])
+def test_the_ends_of_the_range_are_the_bounds(low: float, high: float) -> None:
+    """In fp32 middle -+ half of the first three are a float beyond: a worker would refuse it."""
+    acted = make(toy(Continuous(1, low, high))).make_policy().in_bounds(torch.tensor([-1.0, 1.0]))
+    assert acted["action"].tolist() == torch.tensor([low, high]).tolist()
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (2.0, 6.0)])
@@ -420,6 +428,21 @@ def test_discrete_values_by_hand() -> None:
     moved = torch.autograd.grad(loss.sum(), [out, *masac.critic.parameters()], allow_unused=True)
     assert moved[0] is not None
     assert all(gradient is None for gradient in moved[1:])  # the actor's loss moves no critic
+
+
+def test_target_and_gradient_of_the_temperature_by_hand() -> None:
+    """Networks of zeros choose evenly of two actions and value all with 0."""
+    masac = make(toy(Discrete(2), 1), initial_temperature=0.5, target_entropy_share=0.2)
+    with torch.no_grad():
+        for parameter in (*masac.actor.parameters(), *masac.target.parameters()):
+            parameter.zero_()
+    batch = batch_for(toy(Discrete(2), 1), 2)
+    batch = replace(batch, reward=torch.tensor([[1.0], [2.0]]), discount=torch.tensor([[0.9], [0]]))
+    scalars = numbers(masac.update(batch))
+    # 1 + 0.9 V and, after the end, 2 alone; V = 0 + 0.5 log 2.
+    assert scalars["target_mean"] == pytest.approx((1 + 0.9 * 0.5 * math.log(2) + 2) / 2)
+    # Entropy log 2, 0.2 log 2 of it wanted: descent cools.
+    assert float(masac.temperature.log.grad) == pytest.approx(0.8 * math.log(2))
 
 
 @pytest.mark.parametrize("shared", [True, False])
