@@ -132,6 +132,7 @@ def test_another_spec_is_refused_naming_the_first_difference(learner: RunningLea
             "environment.curriculum names no option here, wind at worker",
         ),
         ({"mode": pb.MODE_UNSPECIFIED}, "INVALID_ARGUMENT", "MODE_UNSPECIFIED"),
+        ({"mode": pb.MODE_SUPPLY}, "FAILED_PRECONDITION", "it takes no samples; start the server"),
         ({"spec": pb.EnvSpec(name="x")}, "FAILED_PRECONDITION", "names no action spec"),
     ],
 )
