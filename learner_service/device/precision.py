@@ -209,16 +209,17 @@ class Precision:
 
     @contextmanager
     def gradients(self, *optimizers: torch.optim.Optimizer) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Find the gradients of a loss, unscaled, by `torch.autograd.backward` within this context.
+        """Average over ranks, and unscale, the gradients that a backward pass within this finds.
 
-        `step` then clips, then calls `apply`.
+        After an error within, nothing is averaged nor unscaled.
 
         Args:
             optimizers: optimizers whose parameters' gradients are reset first; other gradients
                 accumulate.
 
         Yields:
-            function that scales a loss, or the gradient of the loss with respect to an output.
+            function that scales a loss, or the gradient of the loss with respect to an output;
+            `torch.autograd.backward` takes what it returns.
         """
         enter("backward")
         for optimizer in optimizers:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from contextlib import suppress
 
 import pytest
 import torch
@@ -126,6 +127,22 @@ def test_recovering_makes_a_scaler_ready_for_the_next_step() -> None:
     precision.step(loss, optimizer, layer.parameters(), 1.0)
     assert precision.scaler.get_scale() == 2.0**10
     assert layer.weight.max() < 1
+
+
+def test_an_error_within_gradients_leaves_them_to_the_next_step() -> None:
+    """fp16: `unscale_` would refuse a second call before the update of the scale."""
+    layer, precision = line(), Precision("fp16", CPU)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    loss = layer(torch.ones(1, 2)).sum()
+    with suppress(ZeroDivisionError), precision.gradients(optimizer) as scaled:
+        scaled(loss).backward()
+        raise ZeroDivisionError
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.flatten().tolist() == [2.0**10, 2.0**10]  # as scaled as they were
+    loss = layer(torch.ones(1, 2)).sum()
+    norm = precision.step(loss, optimizer, layer.parameters(), 0)
+    assert float(norm) == pytest.approx(math.sqrt(2))
+    torch.testing.assert_close(layer.weight.detach(), torch.full((1, 2), 0.9))
 
 
 def test_a_product_in_fp32_takes_as_long_as_one_in_fp32() -> None:
