@@ -218,8 +218,9 @@ def matrix(names: Sequence[str]) -> str:
         "",
         f"![Returns during training]({MATRIX.with_suffix('.svg').name})",
         "",
-        "Recent training episodes, which explore; of D1 and D2, whose episodes are long, greedy "
-        "evaluations. The mean of the seeds, between the lowest and the highest.",
+        "Lines are means over the measured seeds, bands their range. Returns are those of recent "
+        "training episodes, which explore; D1 and D2 have long episodes and show greedy "
+        "evaluations.",
         "",
         "| | task | algorithm | steps | random | floor | before | now | each seed | CPU-s | |",
         "|---" * 11 + "|",
