@@ -142,9 +142,9 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
 class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     """Learns from transitions, whatever policy made them. Used by the thread that learns.
 
-    `_learn(rows)` gets all tensors of a batch by name, NEXT before those of next_arrays; or the
-    arrays of sequences [L + 1, B, ...]. It multiplies the losses of critics by "weight" [B] and
-    returns PRIORITY, the new td_error [B], too.
+    `_learn(rows)` gets all tensors of a batch by name, those of next_arrays with the prefix NEXT;
+    or the arrays of sequences [L + 1, B, ...]. It multiplies the losses of critics by "weight" [B]
+    and returns PRIORITY, the new td_error [B], too.
     """
 
     _config: OffPolicyConfig

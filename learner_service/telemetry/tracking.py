@@ -376,7 +376,7 @@ class TrackerProcess:
         return Forwarder(self._run_dir, self.name, self._config)
 
     def end(self) -> None:
-        """Let the process send the rest, for at most tracking.finish_s from now; see `wait`."""
+        """Ask the process to send the rest within tracking.finish_s from now, then to end."""
         self._deadline = time.monotonic() + self._config.finish_s
         if self._process is not None:
             assert self._process.stdin is not None
@@ -384,7 +384,7 @@ class TrackerProcess:
                 self._process.stdin.write(b"end")
 
     def wait(self) -> None:
-        """Wait for the process that `end` was called of; log what is not sent."""
+        """Wait after `end` until the process has ended, or kill it; log how much is not sent."""
         if self._process is None:
             return
         try:
