@@ -188,7 +188,7 @@ class WorkerMetrics:
         self.sessions, self._sessions = 0, _register_gauge("sessions", registry)
         self._seconds = dict.fromkeys(self.STATES, 0.0)  # a quicker look-up than in `counts`
         self._state, self._since = "wait", time.monotonic()
-        self._cpu = self._cpu_wait = 0.0  # that was counted
+        self._cpu = self._cpu_wait = 0.0  # seconds counted so far
 
     def enter(self, state: str) -> None:
         """Count the worker's time as `state` from now on."""

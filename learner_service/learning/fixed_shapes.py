@@ -374,7 +374,7 @@ class FixedShapes:
         given = {prefix + k: x for k, x in arrays.items() if k in own or k.startswith(OBSERVATION)}
         if not remembers:
             given = {k: x.flatten(0, 1) for k, x in given.items()}
-        axis = int(remembers)  # of rows, or behind time of environments
+        axis = int(remembers)  # 0: rows; 1: environments, after time
         count = next(iter(given.values())).shape[axis]
         for start in range(0, count, size):
             stop = min(start + size, count)

@@ -61,8 +61,8 @@ class Schedule:
 
         Args:
             optimizers: optimisers with the learning rates to lower.
-            config: `anneal_updates`, and the two that fall over them, `entropy_weight` to 0 and the
-                rates to `final_lr_fraction` of themselves.
+            config: options of the algorithm. Over `anneal_updates` updates, 0: never,
+                `entropy_weight` falls to 0, and learning rates to `final_lr_fraction` of the first.
             device: device of the optimisers.
         """
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]

@@ -92,7 +92,7 @@ class Evidence:
 
     @property
     def reward(self) -> float:
-        """Mean reward of a step, in size: the larger one of untrained and latest episodes."""
+        """Absolute mean reward of a step: the larger one of untrained and latest episodes."""
         return max(abs(self.recent.mean), abs(self.untrained.mean)) / self.length
 
     @property

@@ -47,11 +47,11 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
 
 
 def small_kernels(busy: float, used: float | None) -> str:
-    """Return text that shows that a device waits for launches of kernels; "" if it does not.
+    """Return evidence that the device waits for launches of kernels; "" if there is none.
 
     Args:
-        busy: share of time in which it works, as `busy_text` takes it.
-        used: share in which kernels ran, by NVML; None: unknown.
+        busy: share of time with work under way, by CUDA events.
+        used: share of time with kernels running, by NVML; None: unknown.
     """
     if used is None or busy <= _BUSY or used >= _APART * busy:
         return ""

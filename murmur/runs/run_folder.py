@@ -312,7 +312,7 @@ class LineTail:
             return
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Return the record of each new line; a torn one, left by a killed process, has none."""
+        """Return the records of new lines; skip torn lines, which killed processes leave."""
         return _records(self)
 
 

@@ -37,12 +37,12 @@ class Grant(NamedTuple):
 
 
 def broken_sample(index: int, reason: str, detail: str) -> pb.BrokenSample:
-    """Return a sample that cannot be read; its detail becomes one short, printable line.
+    """Return the message about a sample that cannot be read.
 
     Args:
         index: index of the sample in its split.
         reason: slug for the metric's label.
-        detail: message that names the file.
+        detail: text that names the file; its first 300 characters are kept, printable.
     """
     line = "".join(c if c.isprintable() else "?" for c in detail[:_MAX_DETAIL])
     return pb.BrokenSample(index=index, reason=reason, detail=line)

@@ -223,10 +223,20 @@ def test_a_welcome_of_the_wrong_size_is_refused() -> None:
         play(experiment(learner.address), lambda: False)
 
 
-def test_an_answer_to_hello_that_is_no_message_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"\xff\xff", "message is no LearnerMessage"),
+        (
+            pb.LearnerMessage(action=pb.Action()).SerializeToString(),
+            "expected message 'welcome', got 'action'",
+        ),
+    ],
+)
+def test_an_answer_to_hello_that_is_no_welcome_is_refused(answer: bytes, problem: str) -> None:
     """Found by the conformance kit: the worker died, was started again, died, …"""
-    wanted = pytest.raises(WireError, match="answer to Hello: message is no LearnerMessage")
-    with TinyLearner(answer_to_hello=b"\xff\xff") as learner, wanted:
+    wanted = pytest.raises(WireError, match=f"the learner's answer to Hello: {problem}")
+    with TinyLearner(answer_to_hello=answer) as learner, wanted:
         play(experiment(learner.address), lambda: False)
 
 

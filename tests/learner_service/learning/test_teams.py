@@ -10,9 +10,11 @@ from torch import Tensor
 
 from benchmarks.teams import PRIZES, prizes
 from murmur.learner_service.algorithms.mappo import Config
+from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.learning.team_specs import OTHERS, View
+from murmur.learner_service.learning.teams import GraphsOfTeams
 from murmur.learner_service.loop import LastFinite
 from murmur.learner_service.storage.rollout import Batch
 from murmur.shared.config import PluginConfig
@@ -207,3 +209,15 @@ def test_lists_of_shared_networks_are_divided_among_teams() -> None:
 def test_a_game_of_unequal_teams_reaches_its_equilibrium(case: str) -> None:
     _, patient, hasty = PRIZES[case]
     assert prizes(case, 1, 150) == {"patient": patient, "hasty": hasty}
+
+
+def test_unsettled_calls_of_teams_are_those_of_all_teams() -> None:
+    teams = [Graphs(CPU), Graphs(CPU)]
+    together = GraphsOfTeams(teams, CPU)
+    for graphs in teams:
+        graphs.eager_calls["update"], graphs.captures["update"] = 2, 1
+        graphs.replays["update"] = 100
+    assert together.unsettled == 0  # nothing is captured on a CPU
+    for graphs in teams:
+        graphs.enabled = True
+    assert together.unsettled == 6
