@@ -249,8 +249,13 @@ def _load(
 def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:
     """Whether a checkpoint has reached the run's limit already; says so."""
     so_far = state["progress"]
-    counts = (so_far[name] for name in ("updates", "env_steps", "seconds", "episodes"))
-    limit = reached_limit(config.run, *counts)
+    limit = reached_limit(
+        config.run,
+        so_far["updates"],
+        so_far["env_steps"],
+        so_far["seconds"],
+        so_far["episodes"],
+    )
     if config.supervised and so_far["epochs"] >= supervised_config(config).epochs:
         limit = f"algorithm.epochs={so_far['epochs']}"
     if limit:

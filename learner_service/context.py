@@ -281,8 +281,13 @@ class RunContext:
             targets: functions to run, by the thread's name.
         """
         about = describe_device(self.device, precision, self.metrics.gpu)
-        shown = {name: about[name] for name in ("name", "driver", "cuda", "precision")}
-        self.metrics.gauge("device_info", **shown).set(1)
+        self.metrics.gauge(
+            "device_info",
+            name=about["name"],
+            driver=about["driver"],
+            cuda=about["cuda"],
+            precision=about["precision"],
+        ).set(1)
         if not self.serve_only and not self.group.rank:
             keep_device(self.run_dir, about)
         logger.info("%s; learning on %s", what, device_text(about))

@@ -36,6 +36,7 @@ from murmur.text import duration, number, plain, print_plain
 
 _LEARNS = 0.05  # share of time that learning takes, where its updates count
 _WAIT_S = WINDOW_S - 5.0  # until a run that has just begun has logged enough
+_RANK_COLUMNS = ("rank", "environments", "rows/s", "waits for rows", "for ranks", "ms an update")
 _LAG_HINT = (
     "Policy lag: more environments than feed learner.max_policy_lag + 1 updates wait their turn. "
     "Let updates take in all of them (algorithm.unrolls_per_update=0), or allow more lag, which "
@@ -296,8 +297,7 @@ def _show_remedies(seen: Diagnosis, console: Console) -> None:
 
 def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Console) -> None:
     """Print how the learners differ; the lines above are of the one that sets the pace."""
-    columns = ("rank", "environments", "rows/s", "waits for rows", "for ranks", "ms an update")
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    table = Table(*_RANK_COLUMNS, box=None, padding=(0, 2, 0, 0))
     for r in ranks:
         table.add_row(
             str(r.rank),

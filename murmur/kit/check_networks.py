@@ -17,6 +17,7 @@ from murmur.text import number, plain
 
 CONFIGS = ("spread", "terrain-reference")
 _PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
+_COLUMNS = ("networks of", "on", "rows", "learn, ms", "rows/s", "TFLOP/s", "envs", "act, ms")
 _REPEATS, _BUDGET_S = 10, 0.5
 _MOST_ACTING = 256  # environments of a message
 
@@ -80,8 +81,7 @@ def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterat
 
 def speeds_table(speeds: Sequence[Speed]) -> Table:
     """Return the speeds as a table for the terminal."""
-    headings = ("networks of", "on", "rows", "learn, ms", "rows/s", "TFLOP/s", "envs", "act, ms")
-    table = Table(*headings, box=None, padding=(0, 1, 0, 0))
+    table = Table(*_COLUMNS, box=None, padding=(0, 1, 0, 0))
     for s in speeds:
         rows_per_s, tflop_per_s = round(1e3 * s.rows / s.update_ms), s.gflop / s.update_ms
         figures = (s.rows, s.update_ms, rows_per_s, tflop_per_s, s.acting_rows, s.act_ms)

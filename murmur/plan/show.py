@@ -24,6 +24,7 @@ WORDS = {
     "round trips": "round trips: nothing is full; more sessions or environments would be served",
 }
 _CLOCKS = {"device": "kernels (NVML)"}  # whose clock a share is comparable to
+_COLUMNS = ("learners", "cores", "workers", "agent-steps/s", "scales", "learn %", "core-h/M")
 _SHORT = {"ranks wait for each other": "peers"}
 
 
@@ -81,8 +82,7 @@ def show(
 
 def table(seen: Sequence[Forecast]) -> Table:
     """Return a table of the growth: a row for each size."""
-    headings = ("learners", "cores", "workers", "agent-steps/s", "scales", "learn %", "core-h/M")
-    shown = Table(*headings, "limited by", box=None, padding=(0, 1, 0, 0))
+    shown = Table(*_COLUMNS, "limited by", box=None, padding=(0, 1, 0, 0))
     for column in shown.columns[:-1]:
         column.justify = "right"
     first = seen[0]

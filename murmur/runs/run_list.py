@@ -17,6 +17,8 @@ from murmur.shared.process.run_lock import RunLock
 from murmur.sweeps.folder import find_runs
 from murmur.text import number, plain, screen_table
 
+_COLUMNS = ("date", "state", "algorithm", "environment", "seed", "steps", "best", "", "size")
+
 
 @dataclass(frozen=True)
 class ListedRun:
@@ -119,8 +121,7 @@ def folder_size(folder: Path) -> int:
 
 def runs_table(runs: Sequence[ListedRun]) -> Table:
     """Return a table for the screen, the path of a run at the end of its line."""
-    headings = ("date", "state", "algorithm", "environment", "seed", "steps", "best", "", "size")
-    table = screen_table(*headings, "run")
+    table = screen_table(*_COLUMNS, "run")
     for run in runs:
         table.add_row(
             f"{datetime.fromtimestamp(run.date):%Y-%m-%d %H:%M}",
