@@ -99,7 +99,7 @@ def run_learner(
         with _lock(run_dir, serve_only, group) as lock:
             again = None if auto_resume else resume
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
-            if group.any_rank(bool(loaded and not serve_only and _is_complete(config, *loaded))):
+            if group.any_rank(bool(loaded and not serve_only and _is_complete(config, loaded))):
                 return 0
             context = RunContext(config, run_dir, loaded, serve_only, stop, group, lock)
             run = (SupervisedRun if config.supervised else Run)(context)
@@ -246,8 +246,9 @@ def _load(
     return folder.load_latest() if group.any_rank(wanted) else None
 
 
-def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:
+def _is_complete(config: ExperimentConfig, loaded: tuple[Path, dict[str, Any]]) -> bool:
     """Whether a checkpoint has reached the run's limit already; says so."""
+    path, state = loaded
     so_far = state["progress"]
     limit = reached_limit(
         config.run,

@@ -367,7 +367,7 @@ def changed(config: ExperimentConfig) -> dict[str, Any]:
     """Return the options that differ from the defaults or have none, as dotted keys."""
     whole = resolved_data(config)
     bare = {kind: _bare(kind, getattr(config, kind)) for kind in KINDS if kind in whole}
-    base = dict(flatten(resolved_data(ExperimentConfig(**bare))))
+    base = dict(flatten(resolved_data(ExperimentConfig.model_validate(bare))))
     needed = {f"{kind}.name" for kind in bare}
     needed |= {f"{kind}.{key}" for kind in bare for key, _ in flatten(bare[kind].options)}
     return {

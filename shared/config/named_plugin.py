@@ -171,8 +171,7 @@ def _as_module(kind: str, name: str, target: Any) -> ModuleType:  # noqa: ANN401
     def build(config: BaseModel, *given: object) -> Any:  # noqa: ANN401 - whatever it makes
         if own is not None:
             return target(config, *given)
-        values = {key: getattr(config, key) for key in type(config).model_fields}
-        return target(*given, **values, **(config.model_extra or {}))
+        return target(*given, **dict(config))  # options beyond the fields, too
 
     vars(module).update({"Config": options, "build": build, "make": build})
     return module
