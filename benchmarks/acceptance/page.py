@@ -218,9 +218,9 @@ def matrix(names: Sequence[str]) -> str:
         "",
         f"![Returns during training]({MATRIX.with_suffix('.svg').name})",
         "",
-        "Lines are means over the measured seeds, bands their range. Returns are those of recent "
-        "training episodes, which explore; D1 and D2 have long episodes and show greedy "
-        "evaluations.",
+        "Lines are means over the measured seeds, bands their range; a line without a band has one "
+        "seed. Returns are those of recent training episodes, which explore; D1 and D2 have long "
+        "episodes and show greedy evaluations.",
         "",
         "| | task | algorithm | steps | random | floor | before | now | each seed | CPU-s | |",
         "|---" * 11 + "|",
