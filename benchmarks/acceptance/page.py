@@ -256,21 +256,27 @@ def curves(names: Sequence[str]) -> list[Panel]:
     for name in names:
         task, now = load_task(name), _entries(name)
         lines = {}
-        for algorithm, seeds in now.get("curves", {}).items():
-            if "-" not in algorithm:
+        for algorithm in task.algorithms:
+            seeds = now.get("curves", {}).get(algorithm, {})
+            if seeds and "-" not in algorithm:
                 points = [
-                    [{"steps": x, "return": y} for x, y in zip(*pair, strict=True)]
-                    for pair in ((seed["env_steps"], seed["returns"]) for seed in seeds.values())
+                    [
+                        {"steps": x, "return": y}
+                        for x, y in zip(seed["env_steps"], seed["returns"], strict=True)
+                    ]
+                    for seed in seeds.values()
                 ]
                 lines[algorithm] = mean_and_range(points, "steps", "return")
-        ordered = {
-            algorithm: lines[algorithm] for algorithm in task.algorithms if algorithm in lines
-        }
-        goals = [goal for candidate in task.algorithms.values() for goal in candidate.goals]
-        levels = {f"floor {goal.at_least:g}": goal.at_least for goal in goals if goal.at_least}
+        floors = [
+            goal.at_least
+            for candidate in task.algorithms.values()
+            for goal in candidate.goals
+            if goal.at_least is not None
+        ]
+        levels = {f"floor {floor:g}": floor for floor in floors}
         levels |= {"random": now["anchors"]["random"]} if "anchors" in now else {}
         title = f"{name}: {task.title.removesuffix(', defaults')}"
-        panels.append(Panel(title, "environment steps", ordered, levels))
+        panels.append(Panel(title, "environment steps", lines, levels))
     return panels
 
 

@@ -171,7 +171,7 @@ def no_action(spec: EnvSpec, n: int) -> Array:
 
 
 def rows_of(batch: ReplayBatch) -> dict[str, Tensor]:
-    """What `OffPolicyAlgorithm.update` hands to `_learn` of a batch of transitions."""
+    """Return the rows of a batch as `OffPolicyAlgorithm.update` gives them to `_learn`."""
     rows = batch.arrays | {NEXT + name: x for name, x in batch.next_arrays.items()}
     return rows | {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
 
